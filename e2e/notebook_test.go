@@ -131,17 +131,52 @@ func (g *gateway) runFile(name string, with json.RawMessage) error {
 		return err
 	}
 	id := g.kernel("python3")
-	var last []byte
-	_, err = g.runNotebook(id, &notebook.Run{Document: d, ID: "job-" + id,
-		Save: func(_ context.Context, document []byte, _ notebook.State, _ notebook.Progress) error {
-			last = document
-			return nil
-		}}, "")
+	saved := pieces{}
+	_, err = g.runNotebook(id, &notebook.Run{Document: d, ID: "job-" + id, Pieces: saved, Save: saved.save}, "")
 	if err != nil {
 		return err
 	}
 	g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
-	return os.WriteFile(filepath.Join(g.dir, "ekg", name), last, 0o644)
+	return os.WriteFile(filepath.Join(g.dir, "ekg", name), []byte(saved.notebook(g.t)), 0o644)
+}
+
+// pieces is what a run has stored: pieces by name, and its state without a name.
+type pieces map[string]string
+
+func (p pieces) Put(_ context.Context, data []byte) (string, error) {
+	name := fmt.Sprint("p", len(p))
+	p[name] = string(data)
+	return name, nil
+}
+
+func (p pieces) Get(_ context.Context, name string) ([]byte, error) { return []byte(p[name]), nil }
+
+func (p pieces) save(_ context.Context, s *notebook.State, _ notebook.Progress) error {
+	b, err := json.Marshal(s)
+	p[""] = string(b)
+	return err
+}
+
+// state returns the state that was stored last.
+func (p pieces) state(t *testing.T) *notebook.State {
+	t.Helper()
+	s := &notebook.State{}
+	if err := json.Unmarshal([]byte(p[""]), s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// notebook returns the notebook that was stored last.
+func (p pieces) notebook(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	err := notebook.Write(t.Context(), &b, *p.state(t), p,
+		func(_ context.Context, err error) (notebook.State, error) { return notebook.State{}, err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }
 
 // TestE2E_NotebookCarried: a run is left in the middle of a cell, as when its gateway dies, and carried on. Then the
@@ -161,11 +196,10 @@ func TestE2E_NotebookCarried(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := g.kernel("python3")
-	var document []byte
-	var state notebook.State
+	saved := pieces{}
 	errLeft := errors.New("left")
 	killed, saves := false, 0
-	save := func(_ context.Context, b []byte, s notebook.State, _ notebook.Progress) error {
+	save := func(ctx context.Context, s *notebook.State, p notebook.Progress) error {
 		switch saves++; {
 		case saves == 4:
 			return errLeft // what was saved before counts
@@ -174,18 +208,14 @@ func TestE2E_NotebookCarried(t *testing.T) {
 			g.kill()
 			g.start()
 		}
-		encoded, err := json.Marshal(s)
-		document, state = b, notebook.State{}
-		return errors.Join(err, json.Unmarshal(encoded, &state))
+		return saved.save(ctx, s, p)
 	}
-	run := &notebook.Run{Document: d, ID: "job-" + id, Save: save, SaveEvery: 100 * time.Millisecond}
+	run := &notebook.Run{Document: d, ID: "job-" + id, Pieces: saved, Save: save, SaveEvery: 100 * time.Millisecond}
 	if _, err := g.runNotebook(id, run, ""); !errors.Is(err, errLeft) {
 		t.Fatalf("the first run: %v", err)
 	}
-	if d, err = notebook.Read(document); err != nil {
-		t.Fatal(err)
-	}
-	run = &notebook.Run{Document: d, ID: "job-" + id, Save: save, Resume: &state, SaveEvery: 100 * time.Millisecond}
+	state := saved.state(t)
+	run = &notebook.Run{ID: "job-" + id, Pieces: saved, Save: save, Resume: state, SaveEvery: 100 * time.Millisecond}
 	res, err := g.runNotebook(id, run, state.Cursor)
 	if err != nil || res.Status != notebook.Completed {
 		t.Fatalf("the second run: %+v, %v", res, err)
@@ -205,7 +235,7 @@ func TestE2E_NotebookCarried(t *testing.T) {
 			} `json:"outputs"`
 		} `json:"cells"`
 	}
-	if err := json.Unmarshal(document, &got); err != nil {
+	if err := json.Unmarshal([]byte(saved.notebook(t)), &got); err != nil {
 		t.Fatal(err)
 	}
 	if o := got.Cells[0].Outputs; len(o) != 1 || strings.Join(o[0].Text, "") != want.String() {

@@ -227,7 +227,7 @@ func (a accessRequest) check(t *testing.T, g *userGateway) {
 func (g *userGateway) addJob(t *testing.T) {
 	t.Helper()
 	for kind, data := range map[string]string{
-		"jobs":          `{"id":"` + idA + `","owner":"ann","name":"n","state":"failed","source":"` + idA + `"}`,
+		"jobs":          `{"form":2,"id":"` + idA + `","owner":"ann","name":"n","state":"failed","source":"` + idA + `"}`,
 		"job-notebooks": `{"cells":[]}`,
 		"job-definitions": `{"id":"` + idA + `","owner":"ann","name":"n","author":{"name":"ann"},"start":{},"source":"` +
 			idA + `"}`,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 // newJobs returns the manager of jobs, or nil if the launcher keeps no records.
@@ -376,11 +377,36 @@ func (g *Gateway) getJobNotebook(w http.ResponseWriter, r *call) error {
 	default:
 		return refuse(http.StatusBadRequest, "The parameter source is not 1 or 0.")
 	}
-	b, err := manager.Notebook(r.Context(), job.ID, source)
-	if err != nil {
+	body := &lateBody{w: w}
+	err = manager.WriteNotebook(r.Context(), body, job.ID, source)
+	switch {
+	case err == nil:
+		return endBody(w)
+	case !body.begun:
 		return jobProblem(err)
+	case r.Context().Err() != nil:
+		return r.Context().Err()
 	}
-	return writeBody(w, http.StatusOK, b)
+	g.log.Warn("a job's notebook was cut off", logkey.Job, job.ID, logkey.Err, err)
+	panic(http.ErrAbortHandler)
+}
+
+// lateBody is a body in JSON whose length is not known. The answer begins with its first bytes, so an error before them
+// has an answer of its own.
+type lateBody struct {
+	w     http.ResponseWriter
+	begun bool
+}
+
+func (b *lateBody) Write(p []byte) (int, error) {
+	if !b.begun {
+		b.begun = true
+		h := b.w.Header()
+		h.Set("Content-Type", "application/json")
+		h.Set("Cache-Control", "no-store")
+		b.w.WriteHeader(http.StatusOK)
+	}
+	return b.w.Write(p)
 }
 
 // stopJob asks for the end of a job and does not wait for it.

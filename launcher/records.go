@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"time"
 )
 
 // Errors of a RecordKeeper, tested with errors.Is.
@@ -58,6 +59,9 @@ type RecordKeeper interface {
 
 	// MaxRecord returns how many bytes of data a record can always have.
 	MaxRecord() int64
+
+	// RecordPace returns the time between two replacements of a record that changes all the time.
+	RecordPace() time.Duration
 }
 
 var recordName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?$`)

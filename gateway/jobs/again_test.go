@@ -23,14 +23,14 @@ func TestManager_RestartFrom(t *testing.T) {
 		m.perform = func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
 			attempt := len(begun)
 			how := "from the first"
-			if r.Resume != nil && r.Resume.Again {
+			if r.Again {
 				how = "again"
 			}
 			begun = append(begun, how)
 			reached := attempt == 1 || attempt == 3
 			state := notebook.State{Cursor: "c", Reached: reached}
 			text := strings.Replace(source, "x = 1", "x = "+string(rune('0'+attempt)), 1)
-			if err := r.Save(ctx, []byte(text), state, notebook.Progress{Cell: 1, Cells: 1}); err != nil {
+			if err := saves(ctx, r, text, state); err != nil {
 				return notebook.Result{}, err
 			}
 			if attempt == 3 {
@@ -56,7 +56,7 @@ func TestManager_RestartFrom(t *testing.T) {
 		s.RestartFrom = "a"
 		id := submit(t, m, s)
 		time.Sleep(12 * time.Second) // the second attempt has ended, and the third waits
-		if b, err := m.Notebook(ctx, id, false); len(begun) == 2 && (err != nil || !strings.Contains(string(b), "x = 1")) {
+		if b, err := notebookText(ctx, m, id, false); len(begun) == 2 && (err != nil || !strings.Contains(b, "x = 1")) {
 			t.Errorf("while it waits, its notebook is %s, %v", b, err)
 		}
 		if err := errors.Join(m.sweep(ctx), m.sweep(ctx)); err != nil {

@@ -193,8 +193,8 @@ func TestManager_Definitions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := m.Notebook(t.Context(), d.Job, true)
-		if err != nil || !strings.Contains(string(b), "x = 2") {
+		b, err := notebookText(t.Context(), m, d.Job, true)
+		if err != nil || !strings.Contains(b, "x = 2") {
 			t.Errorf("the notebook of a changed definition: %s, %v", b, err)
 		}
 		runNow(t, m, id)

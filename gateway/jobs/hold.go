@@ -1,12 +1,12 @@
 package jobs
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -225,6 +225,12 @@ func (h *hold) steps() error {
 			if err := h.accept(&e); err != nil {
 				return err
 			}
+		case e.Form != form && e.Kernel == "":
+			return h.last("refuse", func(e *entry) { e.State, e.Reason, e.Ended = Failed, reasonForm, time.Now().UTC() })
+		case e.Form != form:
+			if err := h.outcome(Failed, reasonForm, false); err != nil {
+				return err
+			}
 		case e.Stopping && e.State == Queued && e.Then == ThenEnd: // its kernel is ended, too
 			if err := h.outcome(Stopped, reasonStopped, false); err != nil {
 				return err
@@ -334,10 +340,10 @@ func (h *hold) outcome(state State, reason string, lost bool) error {
 		}
 		if lost && !e.Stopping && e.Attempt <= e.Retries {
 			end.State = Queued
-			if e.Reached && e.Saved != "" && e.RestartFrom != "" {
-				e.Before = e.Saved
+			if e.Reached && e.Run != nil && e.RestartFrom != "" {
+				e.Before = e.Run
 			}
-			e.Saved = "" // it and an earlier Before are swept up
+			e.Run = nil // what it and an earlier Before have named is swept up
 		}
 		e.Outcome = &end
 	})
@@ -397,8 +403,8 @@ func (h *hold) run(e *entry) error {
 	if err != nil {
 		return err
 	}
-	cursor := ""
-	if resume != nil {
+	again, cursor := e.Run == nil && e.Before != nil, ""
+	if resume != nil && !again {
 		cursor = resume.Cursor
 	}
 	relay := notebook.OpenRelay(notebook.RelayOptions{
@@ -420,9 +426,10 @@ func (h *hold) run(e *entry) error {
 		defer cancel()
 	}
 	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume,
-		AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
-		// A third of the record is left for the notebook as it was submitted and what the run notes beside it.
-		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3)}
+		Again: again, Pieces: h.m.store.pieces(h.id, h.log), AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
+		SaveEvery: h.m.store.keeper.RecordPace(),
+		// What the run notes beside outputs is small, but a piece may have a cell's outputs in a longer form.
+		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3), Room: h.m.store.keeper.MaxRecord()}
 	result, err := h.m.perform(h.ctx, &r)
 	if err != nil {
 		return err
@@ -483,56 +490,46 @@ func (h *hold) untilStopped(parent context.Context) (ctx context.Context, releas
 	}
 }
 
-// document returns the notebook to run, and the state in which it was left; nil: the run begins.
+// document returns the notebook to run, or the state of the run that goes on, or that is followed by another one.
 func (h *hold) document(e *entry) (doc *notebook.Document, from *notebook.State, err error) {
+	if shown := e.shown(); shown != nil {
+		state, err := parseState(shown)
+		return nil, &state, err
+	}
 	err = retry(h.ctx, h.log, "read its notebook", func() error {
-		if e.Saved == "" && e.Before == "" {
-			source, err := h.m.store.source(h.ctx, e)
-			if err != nil {
-				return err
-			}
-			doc, err = e.prepared(source, e.Language, e.From)
-			return err
-		}
-		s, err := h.m.store.saved(h.ctx, cmp.Or(e.Saved, e.Before))
+		source, err := h.m.store.source(h.ctx, e)
 		if err != nil {
 			return err
 		}
-		if doc, err = notebook.Read(s.Notebook); err != nil {
-			return err
-		}
-		from = &s.State
-		if e.Saved == "" {
-			again := doc.Again(s.State)
-			from = &again
-		}
-		return nil
+		doc, err = e.prepared(source, e.Language, e.From)
+		return err
 	})
-	return doc, from, err
+	return doc, nil, err
 }
 
-// save stores the notebook beside the last one, then makes it the job's, and removes the last one.
-func (h *hold) save(ctx context.Context, document []byte, state notebook.State, p notebook.Progress) error {
-	b, err := json.Marshal(saved{state, document})
+// save replaces the record by one with the state of the run. It then removes the pieces that the record no longer
+// names.
+func (h *hold) save(ctx context.Context, state *notebook.State, p notebook.Progress) error {
+	b, err := json.Marshal(state)
 	if err != nil {
 		return err
 	}
-	before, now := h.entry().Saved, ""
-	err = retry(ctx, h.log, "save its notebook", func() error {
-		now, err = h.m.store.keep(ctx, kindNotebook, h.id, b)
-		return err
-	})
-	if err != nil {
-		return err
-	}
+	before := h.entry()
 	err = retry(ctx, h.log, "save its progress", func() error {
-		return h.update(ctx, func(e *entry) { e.Saved, e.Cell, e.Cells, e.Reached = now, p.Cell, p.Cells, state.Reached })
+		return h.update(ctx, func(e *entry) { e.Run, e.Cell, e.Cells, e.Reached = b, p.Cell, p.Cells, state.Reached })
 	})
-	if err != nil || before == "" {
+	if err != nil {
 		return err
 	}
-	if err := h.m.store.keeper.RemoveRecord(ctx, kindNotebook, before); err != nil {
-		h.log.Warn("an old notebook of a job cannot be removed; this is tried again later", logkey.Err, err)
+	now := h.entry()
+	old, oldErr := before.pieces()
+	named, err := now.pieces()
+	if err := errors.Join(oldErr, err); err != nil {
+		return err
+	}
+	maps.DeleteFunc(old, func(id string, _ bool) bool { return named[id] })
+	if err := h.m.store.removePieces(ctx, old); err != nil {
+		h.log.Warn("old pieces of a notebook cannot be removed; this is tried again later", logkey.Err, err)
 	}
 	return nil
 }

@@ -4,9 +4,16 @@
 // with hold.steps in hold.go, which runs one job.
 //
 // A job is a record (launcher.RecordKeeper) that all gateways read. One gateway holds it at a time. The holder starts
-// the job's kernel, and runs the notebook (package notebook) over the kernel's own channels. After each cell it stores
-// what another gateway needs to go on: the notebook, and the state of the run. If the holder ends or is killed, another
-// gateway takes the job. The kernel and the running cell do not notice that.
+// the job's kernel, and runs the notebook (package notebook) over the kernel's own channels. If the holder ends or is
+// killed, another gateway takes the job. The kernel and the running cell do not notice that.
+//
+// A job's record is an entry, see store.go. It has all that another gateway needs to go on: the job's state, and with
+// notebook.State the cursor, the newest output of the running cell, and the names of the pieces of its notebook. The
+// record is replaced in one step before a cell is sent, and every RecordPace while the cell has new output.
+//
+// A piece is a record of its own, JOB-NAME. It is created before the job's record names it, and never replaced. The
+// holder removes a piece when the record no longer names it. What a killed holder leaves is removed an hour later, see
+// sweep.go. A download is assembled while it is sent.
 //
 // A step is stored before it is done, so a gateway can be killed at any moment. For example, the id of a kernel is
 // stored before the kernel is started. A cell's request has the same id whichever gateway sends it, and the kernel's

@@ -156,8 +156,9 @@ func TestManager_InKernelPending(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := stored{entry: entry{Job: Job{ID: uuid.NewString(), Template: sub.Template, State: Queued, Kernel: kernel,
-				Then: ThenEnd}, Author: sub.Author, Start: sub.Start, Source: source, Holder: "dead", Pending: true}}
+			s := stored{entry: entry{Form: form, Job: Job{ID: uuid.NewString(), Template: sub.Template, State: Queued,
+				Kernel: kernel, Then: ThenEnd}, Author: sub.Author, Start: sub.Start, Source: source, Holder: "dead",
+				Pending: true}}
 			if err := dead.store.write(t.Context(), &s); err != nil {
 				t.Fatal(err)
 			}

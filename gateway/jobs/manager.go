@@ -1,11 +1,13 @@
 package jobs
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"slices"
@@ -181,7 +183,8 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 		}
 		return Job{}, false, err
 	}
-	s := stored{entry: entry{Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language, From: sub.From}}
+	s := stored{entry: entry{Form: form, Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language,
+		From: sub.From}}
 	s.State, s.Created, s.Cells = Queued, time.Now().UTC(), doc.CodeCells()
 	s.Name = sub.name()
 	// The notebook first: a job's record always has one.
@@ -264,26 +267,43 @@ func (m *Manager) Get(ctx context.Context, id string) (Job, error) {
 	return s.Job, err
 }
 
-// Notebook returns a job's notebook: as it was submitted, or with the outputs that it has by now.
-func (m *Manager) Notebook(ctx context.Context, id string, source bool) ([]byte, error) {
-	for {
-		s, err := m.store.job(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		var b []byte
-		if source {
-			b, err = m.store.source(ctx, &s.entry)
-		} else {
-			b, err = m.store.notebook(ctx, &s.entry)
-		}
-		if !errors.Is(err, launcher.ErrNoRecord) {
-			return b, err
-		}
-		if again, err := m.store.job(ctx, id); err != nil || again.version == s.version {
-			return nil, cmp.Or(err, launcher.ErrNoRecord)
-		} // else another notebook was saved meanwhile
+// WriteNotebook writes a job's notebook: as it was submitted, or with the outputs that it has by now. That one is
+// assembled while it is written.
+func (m *Manager) WriteNotebook(ctx context.Context, to io.Writer, id string, source bool) error {
+	s, err := m.store.job(ctx, id)
+	if err != nil {
+		return err
 	}
+	if s.Form != form {
+		return errForm
+	}
+	if source || s.shown() == nil {
+		b, err := m.store.source(ctx, &s.entry)
+		if err != nil {
+			return err
+		}
+		_, err = to.Write(b)
+		return err
+	}
+	state, err := parseState(s.shown())
+	if err != nil {
+		return err
+	}
+	// Another notebook may be saved meanwhile. Its pieces are in the place of those that have gone.
+	newer := func(ctx context.Context, err error) (notebook.State, error) {
+		now, readErr := m.store.job(ctx, id)
+		switch {
+		case !errors.Is(err, launcher.ErrNoRecord):
+			return state, err
+		case readErr != nil:
+			return state, readErr
+		case bytes.Equal(now.shown(), s.shown()):
+			return state, fmt.Errorf("jobs: job %s: %w: a piece of its notebook: %v", id, launcher.ErrRecordDamaged, err)
+		}
+		s = now
+		return parseState(s.shown())
+	}
+	return notebook.Write(ctx, to, state, m.store.pieces(id, m.log), newer)
 }
 
 // Stop asks for the end of a job: its kernel is interrupted and ended. A job that has ended stays as it is.

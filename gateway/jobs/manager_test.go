@@ -182,10 +182,30 @@ func submission(owner, name string) Submission {
 		Author: Author{Name: owner}, Start: json.RawMessage(`{"name":"python3"}`), Language: "python"}
 }
 
+// saves stores a notebook as a run does.
+func saves(ctx context.Context, r *notebook.Run, text string, s notebook.State) (err error) {
+	if s.Skeleton, err = r.Pieces.Put(ctx, []byte(text)); err != nil {
+		return err
+	}
+	return r.Save(ctx, &s, notebook.Progress{Cell: 1, Cells: 1})
+}
+
+// notebookText returns a job's notebook.
+func notebookText(ctx context.Context, m *Manager, id string, source bool) (string, error) {
+	var b strings.Builder
+	err := m.WriteNotebook(ctx, &b, id, source)
+	return b.String(), err
+}
+
 // runFor stands for a run that takes a time and saves at the beginning.
 func runFor(d time.Duration) func(context.Context, *notebook.Run) (notebook.Result, error) {
 	return func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
-		if err := r.Save(ctx, []byte(source), notebook.State{Cursor: "c"}, notebook.Progress{Cell: 1, Cells: 1}); err != nil {
+		if r.Resume != nil {
+			if _, err := r.Pieces.Get(ctx, r.Resume.Skeleton); err != nil {
+				return notebook.Result{}, err
+			}
+		}
+		if err := saves(ctx, r, source, notebook.State{Cursor: "c"}); err != nil {
 			return notebook.Result{}, err
 		}
 		select {
@@ -214,9 +234,14 @@ func gatewayAt(
 	return m, start(m, run)
 }
 
-// start runs a manager until end is called.
+// start is started with runs that take a time.
 func start(m *Manager, run time.Duration) (end func()) {
 	m.perform = runFor(run)
+	return started(m)
+}
+
+// started runs a manager until end is called.
+func started(m *Manager) (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { m.Run(ctx) })
@@ -477,7 +502,7 @@ func TestManager_Sweep(t *testing.T) {
 		count(4, 9)
 		time.Sleep(3 * time.Hour)
 		count(2, 4)
-		if b, err := m.Notebook(t.Context(), ids[3], false); err != nil || !strings.Contains(string(b), "x = 1") {
+		if b, err := notebookText(t.Context(), m, ids[3], false); err != nil || !strings.Contains(b, "x = 1") {
 			t.Errorf("the notebook of a kept job: %s, %v", b, err)
 		}
 		time.Sleep(26 * time.Hour)

@@ -1,11 +1,11 @@
 package jobs
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -17,11 +17,21 @@ import (
 // Kinds of records.
 const (
 	kindJob      = "jobs"          // entry, by the job's id
-	kindNotebook = "job-notebooks" // what was submitted, and saved, by the job's id and a random text
+	kindNotebook = "job-notebooks" // pieces: the notebook as it was submitted, and those of runs
 )
+
+// form is the form of records and pieces that this build stores.
+const form = 2
+
+// reasonForm is the end of a job that an earlier build has stored.
+const reasonForm = "an earlier build of the gateway has stored it in a form that is no longer read"
+
+// errForm says that an earlier build has stored a job.
+var errForm = &InvalidError{"the job has no notebook: " + reasonForm}
 
 // entry is a job's record.
 type entry struct {
+	Form int `json:"form"`
 	Job
 	Author   Author          `json:"author"`
 	Start    json.RawMessage `json:"start"`
@@ -34,10 +44,13 @@ type entry struct {
 	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
 	Beat   uint64 `json:"beat"`             // the holder counts it up while it lives
 
-	Source  string `json:"source"`            // record of the notebook that was submitted
-	Saved   string `json:"saved,omitempty"`   // record of the notebook that was saved last; "": none was
-	Reached bool   `json:"reached,omitempty"` // its present attempt has begun the cell RestartFrom
-	Before  string `json:"before,omitempty"`  // record of the notebook of the last attempt that had begun it; "": none had
+	Source string `json:"source"` // piece with the notebook that was submitted
+
+	// A notebook.State. Its pieces have their names behind the job's id.
+	Run     json.RawMessage `json:"run,omitempty"`     // of the present attempt; none: nothing was saved
+	Before  json.RawMessage `json:"before,omitempty"`  // of the last attempt that had begun the cell RestartFrom
+	Reached bool            `json:"reached,omitempty"` // the present attempt has begun that cell
+
 	// The kernel that gets this job's GPU. It is set while the job is being ended for that kernel, or waits until the
 	// kernel has started.
 	GiveWay string   `json:"give_way,omitempty"`
@@ -55,10 +68,38 @@ type outcome struct {
 	Waits  bool   `json:"waits,omitempty"` // it has not begun: it waits for a limit
 }
 
-// saved is a notebook in the middle of its run.
-type saved struct {
-	State    notebook.State  `json:"state"`
-	Notebook json.RawMessage `json:"notebook"`
+// shown returns the state of the notebook as it is now. It is nil if nothing was saved yet.
+func (e *entry) shown() json.RawMessage {
+	if e.Run != nil {
+		return e.Run
+	}
+	return e.Before
+}
+
+// pieces returns the ids of the pieces that the record names.
+func (e *entry) pieces() (map[string]bool, error) {
+	ids := map[string]bool{e.Source: true}
+	for _, raw := range []json.RawMessage{e.Run, e.Before} {
+		s, err := parseState(raw)
+		if err != nil {
+			return nil, fmt.Errorf("job %s: %w", e.ID, err)
+		}
+		for _, name := range s.Names() {
+			ids[pieceID(e.ID, name)] = true
+		}
+	}
+	return ids, nil
+}
+
+// parseState reads the state of a run; none is an empty one.
+func parseState(raw json.RawMessage) (s notebook.State, err error) {
+	if len(raw) == 0 {
+		return s, nil
+	}
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return s, fmt.Errorf("%w: its run: %w", launcher.ErrRecordDamaged, err)
+	}
+	return s, nil
 }
 
 // store reads and writes jobs.
@@ -162,51 +203,75 @@ func decodeAll[T any](
 
 // keep stores a notebook of a job or a definition and returns the record's id. No other gateway writes to that record.
 func (t store) keep(ctx context.Context, kind, of string, data []byte) (string, error) {
-	id := of + "-" + strconv.FormatUint(rand.Uint64(), 36)
+	id := pieceID(of, newPrefix())
 	_, err := t.keeper.CreateRecord(ctx, launcher.Record{Kind: kind, ID: id, Data: data})
 	return id, err
 }
 
-// notebookOf returns the id of the job or the definition to which a notebook that keep has stored belongs.
-func notebookOf(id string) string { return id[:max(0, strings.LastIndexByte(id, '-'))] }
+// newPrefix returns a text with which the names of one writer's pieces begin. All have the same length.
+func newPrefix() string { return fmt.Sprintf("%012x", rand.Uint64()>>16) }
 
-// notebook returns the job's notebook as it is now, or as it was submitted if nothing was saved yet.
-func (t store) notebook(ctx context.Context, e *entry) ([]byte, error) {
-	now := cmp.Or(e.Saved, e.Before)
-	if now == "" {
-		return t.source(ctx, e)
-	}
-	s, err := t.saved(ctx, now)
-	return s.Notebook, err
-}
+// pieceID returns the id of a piece of a job or a definition.
+func pieceID(of, name string) string { return of + "-" + name }
+
+// pieceOf returns the id of the job or the definition to which a piece belongs.
+func pieceOf(id string) string { return id[:max(0, strings.LastIndexByte(id, '-'))] }
 
 func (t store) source(ctx context.Context, e *entry) ([]byte, error) {
 	r, err := t.keeper.Record(ctx, kindNotebook, e.Source)
 	return r.Data, err
 }
 
-// saved returns a notebook that a run has saved in a record.
-func (t store) saved(ctx context.Context, id string) (s saved, err error) {
-	r, err := t.keeper.Record(ctx, kindNotebook, id)
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(r.Data, &s); err != nil {
-		return s, fmt.Errorf("jobs: notebook %s: %w", r.ID, err)
-	}
-	return s, nil
+// pieces is the notebook.Pieces of a job. A run stores pieces with names of its own.
+type pieces struct {
+	store  store
+	job    string
+	log    *slog.Logger
+	prefix string
+	count  uint64
 }
 
-// remove removes a job and its notebooks. The record goes first: a notebook without a job is removed later.
+func (t store) pieces(job string, log *slog.Logger) *pieces {
+	return &pieces{store: t, job: job, log: log, prefix: newPrefix()}
+}
+
+// Put stores a piece. It tries it with another name if it is not known whether the piece was stored: what no record
+// names is swept up.
+func (p *pieces) Put(ctx context.Context, data []byte) (name string, err error) {
+	err = retry(ctx, p.log, "store a piece of its notebook", func() error {
+		p.count++
+		name = p.prefix + strconv.FormatUint(p.count, 36)
+		_, err := p.store.keeper.CreateRecord(ctx, launcher.Record{Kind: kindNotebook, ID: pieceID(p.job, name), Data: data})
+		return err
+	})
+	return name, err
+}
+
+// Get returns a piece.
+func (p *pieces) Get(ctx context.Context, name string) (data []byte, err error) {
+	err = retry(ctx, p.log, "read a piece of its notebook", func() error {
+		r, err := p.store.keeper.Record(ctx, kindNotebook, pieceID(p.job, name))
+		data = r.Data
+		return err
+	})
+	return data, err
+}
+
+// remove removes a job and its pieces. The record goes first: a piece without a job is removed later.
 func (t store) remove(ctx context.Context, e *entry) error {
+	ids, err := e.pieces()
+	if err != nil {
+		return err
+	}
 	if err := t.keeper.RemoveRecord(ctx, kindJob, e.ID); err != nil {
 		return err
 	}
-	err := t.keeper.RemoveRecord(ctx, kindNotebook, e.Source)
-	for _, id := range []string{e.Saved, e.Before} {
-		if id != "" {
-			err = errors.Join(err, t.keeper.RemoveRecord(ctx, kindNotebook, id))
-		}
+	return t.removePieces(ctx, ids)
+}
+
+func (t store) removePieces(ctx context.Context, ids map[string]bool) (err error) {
+	for id := range ids {
+		err = errors.Join(err, t.keeper.RemoveRecord(ctx, kindNotebook, id))
 	}
 	return err
 }
@@ -221,7 +286,7 @@ func (t store) removeDamaged(ctx context.Context, kind, notebooks, id string) er
 		return err
 	}
 	for _, of := range ids {
-		if notebookOf(of) == id {
+		if pieceOf(of) == id {
 			err = errors.Join(err, t.keeper.RemoveRecord(ctx, notebooks, of))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -21,7 +22,11 @@ func (m *Manager) sweep(ctx context.Context) error {
 	var failed []error
 	for i := range all {
 		s := &all[i]
-		named[s.Source], named[s.Saved], named[s.Before] = true, true, true
+		ids, err := s.pieces()
+		if err != nil {
+			failed, damaged[s.ID] = append(failed, err), true
+		}
+		maps.Copy(named, ids)
 		if !s.ended() {
 			continue
 		}
@@ -46,7 +51,7 @@ func (m *Manager) sweepNotebooks(ctx context.Context, kind string, named, damage
 	orphans := map[string]bool{}
 	var failed []error
 	for _, id := range ids {
-		if named[id] || damaged[notebookOf(id)] {
+		if named[id] || damaged[pieceOf(id)] {
 			continue
 		}
 		if !m.orphans[kind][id] {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -119,11 +120,19 @@ func TestManager_SweepGoesOn(t *testing.T) {
 			t.Errorf("sweep: %v", err)
 		}
 		wantIDs(t, records, kindJob, s.ID)
-		wantIDs(t, records, kindNotebook, s.Source, s.Saved, lost)
+		named, err := s.pieces()
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := slices.Collect(maps.Keys(named))
+		if len(kept) != 2 {
+			t.Errorf("the job has the pieces %q", kept)
+		}
+		wantIDs(t, records, kindNotebook, append(slices.Clone(kept), lost)...)
 		if err := m.sweep(t.Context()); err == nil {
 			t.Error("the sweep reported no error about a job that cannot be removed")
 		}
-		wantIDs(t, records, kindNotebook, s.Source, s.Saved)
+		wantIDs(t, records, kindNotebook, kept...)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,9 +53,10 @@ const (
 
 	recordPiece  = 768 << 10 // bytes in one object, which may have 1 MiB with everything
 	maxRecord    = 24 << 20  // bytes of a record, before they are compressed
-	recordsPage  = 50        // heads in one answer: 50 MiB at most
-	namesPage    = 500       // names in one answer
-	readAttempts = 10        // at a record that is being replaced
+	recordPace   = 30 * time.Second
+	recordsPage  = 50  // heads in one answer: 50 MiB at most
+	namesPage    = 500 // names in one answer
+	readAttempts = 10  // at a record that is being replaced
 )
 
 // recordName is a record's place in the cluster.
@@ -104,6 +106,9 @@ func parseVersion(text string) (v recordVersion, ok bool) {
 
 // MaxRecord returns how many bytes of data a record can have.
 func (l *Launcher) MaxRecord() int64 { return maxRecord }
+
+// RecordPace returns the time between two replacements of a record: etcd keeps all of them for some minutes.
+func (l *Launcher) RecordPace() time.Duration { return recordPace }
 
 // Records returns all records of a kind.
 func (l *Launcher) Records(ctx context.Context, kind string) ([]launcher.Record, error) {

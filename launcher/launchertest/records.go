@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -36,6 +37,9 @@ func (m *MemoryRecords) OpenRecords(ctx context.Context, kind string) ([]launche
 
 // MaxRecord returns 1 GiB.
 func (m *MemoryRecords) MaxRecord() int64 { return 1 << 30 }
+
+// RecordPace returns 10 s.
+func (m *MemoryRecords) RecordPace() time.Duration { return 10 * time.Second }
 
 // RecordIDs returns the ids of all records of a kind.
 func (m *MemoryRecords) RecordIDs(ctx context.Context, kind string) (ids []string, _ error) {

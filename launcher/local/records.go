@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -23,7 +24,8 @@ import (
 const (
 	recordsLock = ".lock"
 	maxRecord   = 1 << 30 // bytes
-	settledMode = 0o400   // of the file of a settled record
+	recordPace  = 10 * time.Second
+	settledMode = 0o400 // of the file of a settled record
 )
 
 // Records returns all records of a kind.
@@ -41,6 +43,9 @@ func (l *Launcher) OpenRecords(ctx context.Context, kind string) ([]launcher.Rec
 
 // MaxRecord returns how many bytes of data a record can have.
 func (l *Launcher) MaxRecord() int64 { return maxRecord }
+
+// RecordPace returns the time between two replacements of a record.
+func (l *Launcher) RecordPace() time.Duration { return recordPace }
 
 // recordsWith returns the records of a kind whose files are wanted.
 func (l *Launcher) recordsWith(

@@ -27,15 +27,15 @@ func TestRun_Again(t *testing.T) {
 		}
 		s := &script{cells: map[string]func(*kernelCell){"b": prints("first"), "c": prints("first"), "d": dies}}
 		res, last := do(t, s, d, nil)
-		var state State
-		if err := json.Unmarshal(last.state, &state); err != nil || !res.Lost || !state.Reached {
-			t.Fatalf("the kernel is lost: %+v, %+v, %v", res, state, err)
+		state := last.resumed(t)
+		if !res.Lost || !state.Reached {
+			t.Fatalf("the kernel is lost: %+v, %+v", res, state)
 		}
 
-		again := document(t, string(last.document))
-		state = again.Again(state)
 		second := &script{cells: map[string]func(*kernelCell){"c": prints("second"), "d": prints("second")}}
-		res, last = do(t, second, again, func(r *Run) { r.Resume, r.ID = &state, "job-2" })
+		res, last = do(t, second, nil, func(r *Run) {
+			r.Resume, r.Again, r.ID, r.Pieces = state, true, "job-2", last.pieces
+		})
 		ran := second.seen[1:] // behind the question for the language
 		if res.Status != Completed || !slices.Equal(ran, []string{"job-2-0", "job-2-1", "job-2-4", "job-2-5"}) {
 			t.Errorf("again: %+v, ran %v", res, ran)
@@ -63,9 +63,8 @@ func TestRun_AgainUnreached(t *testing.T) {
 	}
 	s := &script{cells: map[string]func(*kernelCell){"b": func(k *kernelCell) { k.end(kernelDied, "") }}}
 	res, last := do(t, s, d, nil)
-	var state State
-	if err := json.Unmarshal(last.state, &state); err != nil || !res.Lost || state.Reached {
-		t.Errorf("%+v, %+v, %v", res, state, err)
+	if state := last.resumed(t); !res.Lost || state.Reached {
+		t.Errorf("%+v, %+v", res, state)
 	}
 }
 

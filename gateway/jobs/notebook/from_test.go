@@ -41,7 +41,7 @@ func TestRun_From(t *testing.T) {
 		}
 		if kept := document(t, string(last.document)).cells[0]; string(kept.obj.values["execution_count"]) != "7" ||
 			len(kept.meta.keys) != 0 {
-			t.Errorf("the first cell is %s", kept.encoded())
+			t.Errorf("the first cell is %s", kept.obj.append(nil))
 		}
 	}
 	d := document(t, threeCells)

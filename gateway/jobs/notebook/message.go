@@ -1,6 +1,7 @@
 package notebook
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -14,14 +15,26 @@ import (
 // errorRoom is how much errors may take beyond the limit of outputs, since they say why a run failed.
 const errorRoom = 1 << 20
 
-// place is an output in the document.
+// maxNamed bounds the displays and the comms that a State names. A display beyond it is shown and not updated. The
+// state of a comm beyond it is not kept.
+const maxNamed = 5000
+
+// place is an output in the document: the indexes of its cell, and of the output among all of the cell.
 type place struct {
 	Cell   int `json:"cell"`
 	Output int `json:"output"`
 }
 
-// widget is the state of a widget's comm.
+// widget is a widget's comm.
 type widget struct {
+	Piece string `json:"piece"` // name of the piece with its model; "" while the model has changes that are not stored
+	Size  int64  `json:"size"`
+
+	model *model // nil: it is not in memory
+}
+
+// model is the state of a widget's comm.
+type model struct {
 	State   map[string]json.RawMessage `json:"state"`
 	Buffers []widgetBuffer             `json:"buffers,omitempty"`
 }
@@ -52,36 +65,44 @@ type content struct {
 }
 
 // apply changes the cell as a front end shows the message. It reports whether it changed anything.
-func (r *run) apply(at int, msgType string, m *jupyter.Message) bool {
+func (r *run) apply(ctx context.Context, at int, msgType string, m *jupyter.Message) (changed bool, err error) {
 	var c content
 	if json.Unmarshal(m.Content, &c) != nil {
-		return false // no front end shows it
+		return false, nil // no front end shows it
+	}
+	switch msgType {
+	case "update_display_data":
+		return r.update(ctx, &c)
+	case "comm_open", "comm_msg":
+		return true, r.noteWidget(ctx, &c, m.Buffers)
+	case "execute_input", "stream", "execute_result", "display_data", "error", "clear_output":
+	default:
+		return false, nil
+	}
+	if err := r.tail(ctx, at); err != nil {
+		return false, err
 	}
 	cell := r.doc.cells[at]
 	switch msgType {
 	case "execute_input":
-		r.count(cell, c.ExecutionCount)
+		cell.time("iopub.execute_input", m)
+		cell.setCount(c.ExecutionCount)
 	case "stream":
 		r.addText(at, c.Name, c.Text)
 	case "execute_result":
-		r.count(cell, c.ExecutionCount)
-		r.display(at, &c, newObject(map[string]any{"output_type": msgType, "execution_count": orNil(c.ExecutionCount)}))
+		cell.setCount(c.ExecutionCount)
+		out := newObject(map[string]any{"output_type": msgType, "execution_count": orNil(c.ExecutionCount)})
+		return true, r.display(ctx, at, &c, out)
 	case "display_data":
-		r.display(at, &c, newObject(map[string]any{"output_type": msgType}))
-	case "update_display_data":
-		return r.update(&c)
+		return true, r.display(ctx, at, &c, newObject(map[string]any{"output_type": msgType}))
 	case "error":
 		r.addError(at, &c)
 	case "clear_output":
-		if cell.outputs.clear = c.Wait; !c.Wait {
+		if cell.clear = c.Wait; !c.Wait {
 			r.clear(at)
 		}
-	case "comm_open", "comm_msg":
-		r.noteWidget(&c, m.Buffers)
-	default:
-		return false
 	}
-	return true
+	return true, nil
 }
 
 func orNil(raw json.RawMessage) any {
@@ -91,103 +112,124 @@ func orNil(raw json.RawMessage) any {
 	return raw
 }
 
-func (r *run) count(c *cell, count json.RawMessage) {
+func (c *cell) setCount(count json.RawMessage) {
 	if len(count) > 0 {
-		c.obj.set("execution_count", count)
+		c.count = count
 	}
 }
 
 func (r *run) clear(at int) {
 	c := r.doc.cells[at]
-	r.size -= c.outputs.size
-	c.outputs = &outputs{}
+	for _, p := range c.parts {
+		r.size -= p.Size
+	}
+	c.parts, c.clear, c.full = nil, false, false
 	for id, places := range r.state.Displays {
-		r.state.Displays[id] = slices.DeleteFunc(places, func(p place) bool { return p.Cell == at })
+		places = slices.DeleteFunc(places, func(p place) bool { return p.Cell == at })
+		if r.state.Displays[id] = places; len(places) == 0 {
+			delete(r.state.Displays, id)
+		}
 	}
 }
 
 // room makes room for an output, or reports that there is none. It does what a clear_output has asked for.
 func (r *run) room(at int, size int64, isError bool) bool {
 	c := r.doc.cells[at]
-	if c.outputs.clear {
+	if c.clear {
 		r.clear(at)
-		c = r.doc.cells[at]
 	}
 	limit := r.limit
 	if isError {
 		limit += errorRoom
 	}
-	if (c.outputs.full && !isError) || r.size+size > limit {
-		if !c.outputs.full {
-			c.outputs.full = true
-			r.put(at, func(o *outputs) {
-				o.addText("stderr", fmt.Sprintf(notice.Prefix+"The output of this notebook is larger than %d MiB. "+
-					"Further output of this cell is left out.\n", r.limit>>20))
-			})
+	if (c.full && !isError) || r.size+size > limit {
+		if !c.full {
+			c.full = true
+			r.put(at, &output{stream: "stderr", text: fmt.Appendf(nil, notice.Prefix+"The output of this notebook is larger "+
+				"than %d MiB. Further output of this cell is left out.\n", r.limit>>20)})
 		}
 		return false
 	}
 	return true
 }
 
-// put adds to a cell's outputs and counts their size.
-func (r *run) put(at int, add func(*outputs)) {
-	o := r.doc.cells[at].outputs
-	before := o.size
-	add(o)
-	r.size += o.size - before
-}
-
 func (r *run) addText(at int, name, text string) {
 	if r.room(at, int64(outputCost+len(name)+len(text)), false) {
-		r.put(at, func(o *outputs) { o.addText(name, text) })
+		r.put(at, &output{stream: name, text: []byte(text)})
 	}
 }
 
-func (r *run) display(at int, c *content, out *object) {
+func (r *run) display(ctx context.Context, at int, c *content, out *object) error {
 	out.set("data", bundle(c.Data))
 	out.set("metadata", objectOr(c.Metadata))
-	r.update(c)
+	if _, err := r.update(ctx, c); err != nil {
+		return err
+	}
 	id := ""
 	if c.Transient != nil {
 		id = c.Transient.DisplayID
 	}
 	if !r.room(at, int64(outputCost+len(id)+len(c.Data)+len(c.Metadata)), false) {
-		return
+		return nil
+	}
+	if len(r.state.Displays[id]) == 0 && len(r.state.Displays) >= maxNamed {
+		id = ""
 	}
 	if id != "" {
+		index := 0
+		for _, p := range r.doc.cells[at].parts {
+			index += p.Outputs
+		}
 		r.size += int64(len(id))
-		r.state.Displays[id] = append(r.state.Displays[id], place{at, len(r.doc.cells[at].outputs.list)})
+		r.state.Displays[id] = append(r.state.Displays[id], place{at, index})
 	}
-	r.put(at, func(o *outputs) { o.add(out) })
+	r.put(at, &output{other: out})
+	return nil
 }
 
 // update changes all outputs that show the display.
-func (r *run) update(c *content) (changed bool) {
+func (r *run) update(ctx context.Context, c *content) (changed bool, err error) {
 	if c.Transient == nil || c.Transient.DisplayID == "" {
-		return false
+		return false, nil
 	}
-	for _, p := range r.state.Displays[c.Transient.DisplayID] {
-		if p.Cell >= len(r.doc.cells) || r.doc.cells[p.Cell].outputs == nil ||
-			p.Output >= len(r.doc.cells[p.Cell].outputs.list) {
+	for _, at := range r.state.Displays[c.Transient.DisplayID] {
+		p, index := r.partOf(at)
+		if p == nil {
 			continue
 		}
-		o := r.doc.cells[p.Cell].outputs
-		out := o.list[p.Output]
-		if out.other == nil {
+		if err := r.open(ctx, at.Cell, p); err != nil {
+			return changed, err
+		}
+		if index >= len(p.list) || p.list[index].other == nil {
 			continue
 		}
+		out := p.list[index]
 		before := out.size()
 		if r.size+int64(len(c.Data)+len(c.Metadata))-before > r.limit {
 			continue // the earlier picture stays
 		}
 		out.other.set("data", bundle(c.Data))
 		out.other.set("metadata", objectOr(c.Metadata))
-		o.size += out.size() - before
+		p.Size += out.size() - before
 		r.size += out.size() - before
 		changed = true
 	}
-	return changed
+	return changed, nil
+}
+
+// partOf returns the part that has an output, and the output's index in it.
+func (r *run) partOf(at place) (p *part, index int) {
+	if at.Cell >= len(r.doc.cells) {
+		return nil, 0
+	}
+	index = at.Output
+	for _, p := range r.doc.cells[at.Cell].parts {
+		if index < p.Outputs {
+			return p, index
+		}
+		index -= p.Outputs
+	}
+	return nil, 0
 }
 
 func (r *run) addError(at int, c *content) {
@@ -200,10 +242,8 @@ func (r *run) addError(at int, c *content) {
 		traceback = []string{}
 	}
 	if r.room(at, int64(min(size, errorRoom/2)), true) {
-		r.put(at, func(o *outputs) {
-			o.add(newObject(map[string]any{"output_type": "error", "ename": c.Ename, "evalue": short(c.Evalue),
-				"traceback": traceback}))
-		})
+		r.put(at, &output{other: newObject(map[string]any{"output_type": "error", "ename": c.Ename,
+			"evalue": short(c.Evalue), "traceback": traceback})})
 	}
 }
 
@@ -217,13 +257,13 @@ func short(s string) string {
 }
 
 // noteWidget keeps the state of widgets, which front ends need to show them.
-func (r *run) noteWidget(c *content, buffers [][]byte) {
+func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) error {
 	var data struct {
 		State       map[string]json.RawMessage `json:"state"`
 		BufferPaths []json.RawMessage          `json:"buffer_paths"`
 	}
 	if json.Unmarshal(c.Data, &data) != nil || data.State == nil || c.CommID == "" {
-		return
+		return nil
 	}
 	var more []widgetBuffer
 	for i, path := range data.BufferPaths[:min(len(data.BufferPaths), len(buffers))] {
@@ -231,62 +271,74 @@ func (r *run) noteWidget(c *content, buffers [][]byte) {
 	}
 	w := r.state.Widgets[c.CommID]
 	size := int64(0) // that the change adds: a progress bar changes for hours and stays small
-	if w == nil {
-		w = &widget{State: map[string]json.RawMessage{}}
+	switch {
+	case w == nil && len(r.state.Widgets) >= maxNamed:
+		return nil
+	case w == nil:
+		w = &widget{model: &model{State: map[string]json.RawMessage{}}}
 		size = int64(outputCost + len(c.CommID))
+	case w.model == nil:
+		raw, err := r.Pieces.Get(ctx, w.Piece)
+		if err != nil {
+			return err
+		}
+		if w.model = parseModel(raw); w.model == nil {
+			return fmt.Errorf("notebook: piece %s is not the state of a widget", w.Piece)
+		}
 	}
 	for name, value := range data.State {
-		if old, there := w.State[name]; there {
+		if old, there := w.model.State[name]; there {
 			size -= int64(len(name) + len(old))
 		}
 		size += int64(len(name) + len(value))
 	}
 	for _, b := range more {
-		if at := w.buffer(b.Path); at >= 0 {
-			size -= w.Buffers[at].size()
+		if at := w.model.buffer(b.Path); at >= 0 {
+			size -= w.model.Buffers[at].size()
 		}
 		size += b.size()
 	}
 	if size > 0 && r.size+size > r.limit {
-		return
+		return nil
 	}
 	r.size += size
+	w.Size += size
+	w.Piece = ""
 	r.state.Widgets[c.CommID] = w
-	maps.Copy(w.State, data.State)
+	maps.Copy(w.model.State, data.State)
 	for _, b := range more {
-		if at := w.buffer(b.Path); at >= 0 {
-			w.Buffers[at] = b
+		if at := w.model.buffer(b.Path); at >= 0 {
+			w.model.Buffers[at] = b
 		} else {
-			w.Buffers = append(w.Buffers, b)
+			w.model.Buffers = append(w.model.Buffers, b)
 		}
 	}
+	return nil
+}
+
+// parseModel reads the piece of a widget. It returns nil if that is none.
+func parseModel(raw []byte) *model {
+	m := &model{}
+	if json.Unmarshal(raw, m) != nil || m.State == nil {
+		return nil
+	}
+	return m
+}
+
+// shown returns the model as nbclient stores it in a notebook.
+func (m *model) shown() any {
+	shown := map[string]any{"model_name": m.State["_model_name"], "model_module": orNil(m.State["_model_module"]),
+		"model_module_version": orNil(m.State["_model_module_version"]), "state": m.State}
+	if len(m.Buffers) > 0 {
+		shown["buffers"] = m.Buffers
+	}
+	return shown
 }
 
 // size returns what the buffer counts as, in bytes.
 func (b widgetBuffer) size() int64 { return int64(len(b.Data) + len(b.Path)) }
 
 // buffer returns the index of the buffer of a path, or -1.
-func (w *widget) buffer(path json.RawMessage) int {
-	return slices.IndexFunc(w.Buffers, func(b widgetBuffer) bool { return string(b.Path) == string(path) })
-}
-
-// saveWidgets writes the widgets' states to the notebook, as nbclient does.
-func (r *run) saveWidgets() {
-	if len(r.state.Widgets) == 0 {
-		return
-	}
-	models := map[string]any{}
-	for id, w := range r.state.Widgets {
-		if w.State["_model_name"] == nil {
-			continue
-		}
-		model := map[string]any{"model_name": w.State["_model_name"], "model_module": orNil(w.State["_model_module"]),
-			"model_module_version": orNil(w.State["_model_module_version"]), "state": w.State}
-		if len(w.Buffers) > 0 {
-			model["buffers"] = w.Buffers
-		}
-		models[id] = model
-	}
-	r.doc.meta.set("widgets", map[string]any{"application/vnd.jupyter.widget-state+json": map[string]any{
-		"state": models, "version_major": 2, "version_minor": 0}})
+func (m *model) buffer(path json.RawMessage) int {
+	return slices.IndexFunc(m.Buffers, func(b widgetBuffer) bool { return string(b.Path) == string(path) })
 }

@@ -2,16 +2,24 @@
 // format 4 into a Document, whose Prepare injects the parameters. Run.Do sends the cells to the kernel, and puts the
 // kernel's messages into their outputs. The result follows papermill and nbclient. Begin with Run in run.go.
 //
-// A run can be left at any moment, and another gateway can go on with it: see Run and State. The package keeps nothing
-// on disk, and knows neither launchers nor jobs. A Relay, the connection to the kernel, has one goroutine, which its
-// Close waits for. Do has one while it waits for a message.
+// A run can be left at any moment, and another gateway can go on with it. What it stores has two forms:
+//
+//   - Pieces. The skeleton is the notebook, and its cells are as they were before they ran, without outputs. A part has
+//     outputs of one cell, with the cell's count and metadata: most finished cells have one part. The state of a
+//     widget's comm is a piece, too. A piece is never changed: what changes gets a new piece. See pieces.go.
+//   - State, the record of the run. It names the pieces, and has the newest output of the cell that runs.
+//
+// All pieces that a State names are stored before it. Write assembles the notebook of a State, one cell at a time. A
+// Run holds in memory what has changed since the last State.
+//
+// The package keeps nothing on disk, and knows neither launchers nor jobs. A Relay, the connection to the kernel, has
+// one goroutine, which its Close waits for. Do has one while it waits for a message.
 //
 // Formats: https://nbformat.readthedocs.io/en/latest/format_description.html and
 // https://papermill.readthedocs.io/en/latest/usage-parameterize.html.
 package notebook
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,6 +46,8 @@ type Document struct {
 	meta  *object
 	cells []*cell
 	minor int
+
+	changed bool // beside what the parts of cells have, since the skeleton was stored
 
 	// After Prepare.
 	from    int // index of the cell with which a run begins
@@ -116,31 +126,6 @@ func check(data []byte) error {
 	return nil
 }
 
-// Bytes returns the notebook as Jupyter writes it: with one space for each level, and a newline at the end.
-func (d *Document) Bytes() []byte {
-	top := &object{keys: slices.Clone(d.top.keys), values: map[string]json.RawMessage{}}
-	for name, value := range d.top.values {
-		top.values[name] = value
-	}
-	cells := []byte{'['}
-	for i, c := range d.cells {
-		if i > 0 {
-			cells = append(cells, ',')
-		}
-		cells = append(cells, c.encoded()...)
-	}
-	top.set("cells", json.RawMessage(append(cells, ']')))
-	if _, has := top.values["metadata"]; has || len(d.meta.keys) > 0 {
-		top.set("metadata", d.meta)
-	}
-	var b bytes.Buffer
-	if err := json.Indent(&b, top.append(nil), "", " "); err != nil {
-		panic(fmt.Sprintf("notebook: invalid JSON was written: %v", err)) // all parts were checked or encoded
-	}
-	b.WriteByte('\n')
-	return b.Bytes()
-}
-
 // KernelName returns the name of the notebook's kernelspec, "" if it names none.
 func (d *Document) KernelName() string { return d.meta.child("kernelspec").text("name") }
 
@@ -155,14 +140,20 @@ func (d *Document) Language() string {
 // Cells returns how many cells the notebook has.
 func (d *Document) Cells() int { return len(d.cells) }
 
-// cell is one cell. Members are changed in obj, and outputs in outputs when the cell is being run.
+// cell is one cell.
 type cell struct {
-	obj     *object
-	meta    *object
-	kind    string // cell_type
-	source  string
-	outputs *outputs // nil: those in obj
-	noMeta  bool     // obj had no metadata
+	obj    *object // as it was before it ran; without outputs, when a run has begun
+	meta   *object
+	kind   string // cell_type
+	source string
+	noMeta bool // obj had no metadata
+
+	// What a run makes of the cell, beside meta.
+	count json.RawMessage // execution_count; nil: that of obj
+	parts []*part
+	known bool // meta and count are newer than those of parts, or the same
+	clear bool // clear the outputs before the next one
+	full  bool // a notice says that outputs are left out
 }
 
 func parseCell(raw []byte) (*cell, error) {
@@ -229,19 +220,9 @@ func newCell(kind, source, id string, tags ...string) *cell {
 	}
 	if kind == "code" {
 		c.obj.set("execution_count", nil)
-		c.outputs = &outputs{}
+		c.obj.set("outputs", []any{})
 	}
 	return c
-}
-
-func (c *cell) encoded() json.RawMessage {
-	if c.outputs != nil {
-		c.obj.set("outputs", c.outputs.encoded())
-	}
-	if !c.noMeta || len(c.meta.keys) > 0 {
-		c.obj.set("metadata", c.meta)
-	}
-	return c.obj.append(nil)
 }
 
 func (c *cell) isCode() bool { return c.kind == "code" }

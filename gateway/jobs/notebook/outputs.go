@@ -7,14 +7,6 @@ import (
 	"strings"
 )
 
-// outputs are the outputs of a cell that is being run.
-type outputs struct {
-	list  []*output
-	size  int64
-	clear bool // before the next output
-	full  bool // a notice says that outputs are left out
-}
-
 // output is one output: a stream, whose text grows, or any other one as it stands in the file.
 type output struct {
 	stream string // its name, "" for others
@@ -43,9 +35,9 @@ func (o *output) encoded() json.RawMessage {
 	return encode(map[string]any{"output_type": "stream", "name": o.stream, "text": split(text)})
 }
 
-func (o *outputs) encoded() json.RawMessage {
+func encodeOutputs(list []*output) json.RawMessage {
 	b := []byte{'['}
-	for i, out := range o.list {
+	for i, out := range list {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -54,13 +46,12 @@ func (o *outputs) encoded() json.RawMessage {
 	return append(b, ']')
 }
 
-// parseOutputs reads the outputs of a cell that a previous run has left.
-func parseOutputs(raw json.RawMessage) *outputs {
+// parseOutputs reads the outputs of a cell.
+func parseOutputs(raw json.RawMessage) (all []*output) {
 	var list []json.RawMessage
 	if json.Unmarshal(raw, &list) != nil {
-		return &outputs{}
+		return nil
 	}
-	o := &outputs{}
 	for _, r := range list {
 		obj, err := parseObject(r)
 		if err != nil {
@@ -70,25 +61,19 @@ func parseOutputs(raw json.RawMessage) *outputs {
 		if text, err := joined(obj.values["text"]); err == nil && obj.text("output_type") == "stream" {
 			out = &output{stream: obj.text("name"), text: []byte(text)}
 		}
-		o.list, o.size = append(o.list, out), o.size+out.size()
+		all = append(all, out)
 	}
-	return o
+	return all
 }
 
-// addText appends to the last output if that is the same stream: a file has one output for consecutive text.
-func (o *outputs) addText(name, text string) {
-	if n := len(o.list); n > 0 && o.list[n-1].stream == name && o.list[n-1].other == nil {
-		o.list[n-1].text = append(o.list[n-1].text, text...)
-		o.size += int64(len(text))
-		return
+// appendOutput appends an output. Text is appended to the last output if that is the same stream: a file has one output
+// for consecutive text.
+func appendOutput(list []*output, next *output) []*output {
+	if n := len(list); n > 0 && next.other == nil && list[n-1].other == nil && list[n-1].stream == next.stream {
+		list[n-1].text = append(list[n-1].text, next.text...)
+		return list
 	}
-	next := &output{stream: name, text: []byte(text)}
-	o.list, o.size = append(o.list, next), o.size+next.size()
-}
-
-func (o *outputs) add(out *object) {
-	next := &output{other: out}
-	o.list, o.size = append(o.list, next), o.size+next.size()
+	return append(list, next)
 }
 
 // bundle returns a bundle of media types as files have it: some texts are lists of lines.

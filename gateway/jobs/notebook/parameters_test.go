@@ -98,9 +98,9 @@ func TestPrepare(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d.Cells() != 3 || d.cells[2].source != "# Parameters\nx = "+value+"\n" || !d.cells[2].tagged(tagInjected) {
-			t.Fatalf("got\n%s", d.Bytes())
+			t.Fatalf("got\n%s", d.whole(t))
 		}
-		d = document(t, string(d.Bytes()))
+		d = document(t, d.whole(t))
 	}
 	if got := string(d.cells[1].obj.values["execution_count"]); got != "null" {
 		t.Errorf("the count of the earlier run is still %s", got)

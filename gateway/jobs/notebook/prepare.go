@@ -89,18 +89,18 @@ func (d *Document) Prepare(p Plan) error {
 	return nil
 }
 
-// Again makes the notebook ready for another run, after the kernel of a run was lost. It returns the state in which the
+// again makes the notebook ready for another run, after the kernel of a run was lost. It returns the state in which the
 // new run begins. That runs the cells with parameters, and the cells from Plan.Restart on. The others keep their
-// outputs. last is the state that was stored with the notebook.
-func (d *Document) Again(last State) State {
-	d.cells = withoutMarks(d.cells)
+// outputs. last is the state of the run that was lost.
+func (d *Document) again(last State) State {
 	d.reset()
-	for i, c := range d.cells {
-		if i >= last.Restart || c.hasParameters() {
-			c.reset()
+	next := State{Restart: last.Restart, Again: true, Widgets: last.Widgets, Cells: map[int][]*part{}}
+	for i, parts := range last.Cells {
+		if i < last.Restart && i < len(d.cells) && !d.cells[i].hasParameters() {
+			next.Cells[i] = parts
 		}
 	}
-	return State{Restart: last.Restart, Again: true, Widgets: last.Widgets}
+	return next
 }
 
 // reset removes what an earlier run has noted of itself.
@@ -119,8 +119,9 @@ func (c *cell) reset() {
 		"status": statusPending})
 	if c.isCode() {
 		c.obj.set("execution_count", nil)
-		c.outputs = &outputs{}
+		c.obj.set("outputs", []any{})
 	}
+	c.obj.set("metadata", c.meta)
 }
 
 // hasParameters reports whether the cell has the parameters, or their defaults.
@@ -201,6 +202,7 @@ func (d *Document) note(name string, value any) {
 	papermill := d.meta.child("papermill")
 	papermill.set(name, value)
 	d.meta.set("papermill", papermill)
+	d.changed = true
 }
 
 func (c *cell) note(name string, value any) {
@@ -226,6 +228,15 @@ func (c *cell) end(now time.Time, failed bool) {
 	c.note("duration", seconds(c.meta, now))
 }
 
+// pass notes that a run has passed a cell that it does not run.
+func (c *cell) pass(at string) {
+	for name, value := range map[string]any{"start_time": at, "end_time": at, "duration": 0.0, "exception": false,
+		"status": statusCompleted} {
+		c.note(name, value)
+	}
+	c.obj.set("metadata", c.meta)
+}
+
 // time notes when the kernel has sent a message, as front ends do.
 func (c *cell) time(what string, m *jupyter.Message) {
 	var h struct {
@@ -239,16 +250,12 @@ func (c *cell) time(what string, m *jupyter.Message) {
 	c.meta.set("execution", times)
 }
 
-// end finishes the metadata of the run. failed is the index of the cell that ended it, or -1. mark is true if the
-// notebook shows where it failed.
-func (d *Document) end(now time.Time, failed int, mark bool) {
+// end finishes the metadata of the run.
+func (d *Document) end(now time.Time, failed bool) {
 	d.note("end_time", stamp(now))
 	d.note("duration", seconds(d.meta, now))
-	if failed >= 0 {
+	if failed {
 		d.note("exception", true)
-	}
-	if mark {
-		d.mark(failed)
 	}
 }
 
@@ -270,13 +277,25 @@ const (
 		`exception here and stopped:</span>`
 )
 
-// mark adds a note on top of the notebook, and one above the cell that failed.
-func (d *Document) mark(failed int) {
+// mark says which cell has failed, for the notes that a notebook gets then.
+type mark struct {
+	Cell  int       `json:"cell"`          // index
+	Count string    `json:"count"`         // of its execution
+	IDs   [2]string `json:"ids,omitempty"` // of the cells with the notes; "" if the notebook's format has none
+}
+
+// marked returns the mark of a cell that has failed.
+func (d *Document) marked(failed int) *mark {
 	count := "None"
 	var n *int64
-	if json.Unmarshal(d.cells[failed].obj.values["execution_count"], &n) == nil && n != nil {
+	if json.Unmarshal(d.cells[failed].count, &n) == nil && n != nil {
 		count = string(encode(*n))
 	}
-	d.cells = slices.Insert(d.cells, failed, newCell("markdown", errorAnchor, d.newID(), tagError))
-	d.cells = slices.Insert(d.cells, 0, newCell("markdown", errorTop+count+errorTopEnd, d.newID(), tagError))
+	return &mark{Cell: failed, Count: count, IDs: [2]string{d.newID(), d.newID()}}
 }
+
+// top returns the cell on top of the notebook, and above the one above the cell that failed.
+func (m *mark) top() *cell {
+	return newCell("markdown", errorTop+m.Count+errorTopEnd, m.IDs[0], tagError)
+}
+func (m *mark) above() *cell { return newCell("markdown", errorAnchor, m.IDs[1], tagError) }

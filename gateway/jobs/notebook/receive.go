@@ -98,10 +98,9 @@ func (r *run) handle(ctx context.Context, m *jupyter.Message) error {
 		r.noteStatus(m, present)
 	case m.Channel == jupyter.IOPub:
 		if cell, ok := r.cellOf(parent.MsgID); ok {
-			if own.MsgType == "execute_input" {
-				r.doc.cells[cell].time("iopub.execute_input", m)
-			}
-			r.changed = r.apply(cell, own.MsgType, m) || r.changed
+			changed, err := r.apply(ctx, cell, own.MsgType, m)
+			r.changed = changed || r.changed
+			return err
 		}
 	case m.Channel == jupyter.Stdin && own.MsgType == "input_request" && present:
 		return r.refuseInput(ctx)
@@ -131,6 +130,9 @@ const noInput = "a notebook that runs without its author cannot ask for input"
 
 // refuseInput ends a cell that asks for input although its request allows none.
 func (r *run) refuseInput(ctx context.Context) error {
+	if err := r.tail(ctx, r.state.Cell); err != nil {
+		return err
+	}
 	r.addError(r.state.Cell, &content{Ename: "StdinNotImplementedError", Evalue: noInput})
 	r.changed, r.state.Refused = true, true
 	if err := r.Conn.Interrupt(ctx); err != nil && ctx.Err() != nil {

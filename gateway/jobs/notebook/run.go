@@ -35,26 +35,36 @@ type Conn interface {
 	Interrupt(ctx context.Context) error
 }
 
-// State is what a run needs beside the document to be carried on. Both are stored in one step. Its members are for
-// this package only, except Reached.
+// State is the record of a run: what another Run needs to carry it on. Its members are for this package only, except
+// Cursor and Reached.
 type State struct {
-	From     int                `json:"from,omitempty"`    // index of the cell with which the run begins
-	Restart  int                `json:"restart,omitempty"` // index of the cell of Plan.Restart, without marks of a failure
-	Reached  bool               `json:"reached,omitempty"` // that cell has begun
-	Again    bool               `json:"again,omitempty"`   // see Document.Again
-	Cell     int                `json:"cell"`              // index of the cell that runs, or is the next
-	Running  bool               `json:"running,omitempty"` // its request may have been sent
-	Replied  bool               `json:"replied,omitempty"` // its reply was received
-	Idled    bool               `json:"idled,omitempty"`   // its idle was received
-	Reply    *Reply             `json:"reply,omitempty"`
-	Broken   string             `json:"broken,omitempty"`  // why the kernel has lost its variables, "" if it has them
-	Refused  bool               `json:"refused,omitempty"` // the cell asked for input
-	Clear    bool               `json:"clear,omitempty"`   // a clear_output waits for the next output
-	Full     bool               `json:"full,omitempty"`    // the cell has too much output
-	Cursor   string             `json:"cursor,omitempty"`
+	From    int    `json:"from,omitempty"`    // index of the cell with which the run begins
+	Restart int    `json:"restart,omitempty"` // index of the cell of Plan.Restart
+	Reached bool   `json:"reached,omitempty"` // that cell has begun
+	Again   bool   `json:"again,omitempty"`   // it runs after another one has lost its kernel; see Run.Again
+	Cell    int    `json:"cell"`              // index of the cell that runs, or is the next
+	Cursor  string `json:"cursor,omitempty"`
+	present
+
+	Skeleton string             `json:"skeleton,omitempty"` // name of its piece
+	Cells    map[int][]*part    `json:"cells,omitempty"`    // by index; none for cells that have not run
+	Widgets  map[string]*widget `json:"widgets,omitempty"`  // by comm
 	Displays map[string][]place `json:"displays,omitempty"`
-	Widgets  map[string]*widget `json:"widgets,omitempty"`
-	Result   *Result            `json:"result,omitempty"` // the run has ended
+
+	Result *Result `json:"result,omitempty"` // the run has ended
+	Mark   *mark   `json:"mark,omitempty"`   // the notebook shows where it failed
+}
+
+// present is the part of a State about the cell that runs.
+type present struct {
+	Running bool   `json:"running,omitempty"` // its request may have been sent
+	Replied bool   `json:"replied,omitempty"` // its reply was received
+	Idled   bool   `json:"idled,omitempty"`   // its idle was received
+	Reply   *Reply `json:"reply,omitempty"`
+	Broken  string `json:"broken,omitempty"`  // why the kernel has lost its variables, "" if it has them
+	Refused bool   `json:"refused,omitempty"` // the cell asked for input
+	Clear   bool   `json:"clear,omitempty"`   // a clear_output waits for the next output
+	Full    bool   `json:"full,omitempty"`    // the cell has too much output
 }
 
 // Reply is the end of a cell as the kernel reports it.
@@ -89,25 +99,31 @@ type Result struct {
 }
 
 // Run runs a document's cells in their order. It can be left at any moment: the cells then go on, and another Run with
-// the last saved state and document carries on. Its fields are fixed before Do.
+// the last saved state carries on. Its fields are fixed before Do.
 type Run struct {
 	Conn     Conn
-	Document *Document // prepared, or as it was saved with Resume
+	Pieces   Pieces
+	Document *Document // prepared; nil with Resume
 	// ID makes the msg_ids of the cells. It is the same for a run that is carried on, and no other run on the kernel has
 	// it.
 	ID     string
 	Resume *State // nil for a run that begins
+	// Again says that Resume is of a run whose kernel was lost. This one begins, on another kernel. It runs the cells with
+	// parameters, and those from Plan.Restart on. The others keep their outputs.
+	Again bool
 	// AllowErrors makes the run go on after a cell with an error. Without it, cells with the tag raises-exception do.
 	AllowErrors bool
-	// Save stores document and state in one step. It is called before a cell is sent to the kernel, every SaveEvery while
-	// a cell changes, and at the end of the run. If it returns an error, the run is left.
-	Save      func(ctx context.Context, document []byte, s State, p Progress) error
+	// Save stores the state in one step. What the state names is stored. It is called before a cell is sent to the kernel,
+	// every SaveEvery while a cell changes, and at the end of the run. If it returns an error, the run is left. The state
+	// changes after Save has returned.
+	Save      func(ctx context.Context, s *State, p Progress) error
 	SaveEvery time.Duration // 0: DefaultSaveEvery
 	// Stop is closed to end the run: the kernel is interrupted. If the cell has not ended after StopPatience
 	// (0: DefaultStopPatience), the run ends without it.
 	Stop         <-chan struct{}
 	StopPatience time.Duration
 	OutputLimit  int64 // bytes of all outputs; 0: DefaultOutputLimit
+	Room         int64 // bytes of the skeleton and all outputs; 0: any number
 }
 
 // run is a Run that is being done.
@@ -115,7 +131,8 @@ type run struct {
 	*Run
 	doc       *Document
 	state     State
-	size      int64 // bytes of all outputs
+	dirty     map[int]bool // cells with parts that may have changed since the last save
+	size      int64        // bytes of all outputs
 	limit     int64
 	total     int // cells with code to run
 	saved     time.Time
@@ -128,7 +145,7 @@ type run struct {
 // Do runs the cells. An error means that the run was left, since ctx has ended or Save failed: another Run carries on.
 // A kernel that ends is a Result. A run that had ended when it was saved returns its Result again.
 func (o *Run) Do(ctx context.Context) (Result, error) {
-	r := &run{Run: o, doc: o.Document, limit: o.OutputLimit, saveEvery: o.SaveEvery}
+	r := &run{Run: o, dirty: map[int]bool{}, limit: o.OutputLimit, saveEvery: o.SaveEvery}
 	if r.limit == 0 {
 		r.limit = DefaultOutputLimit
 	}
@@ -138,19 +155,25 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	if r.StopPatience == 0 {
 		r.StopPatience = DefaultStopPatience
 	}
-	r.state.From, r.state.Cell, r.state.Restart = r.doc.from, r.doc.from, r.doc.restart
-	if o.Resume != nil {
-		if o.Resume.Result != nil {
+	if o.Resume == nil {
+		r.begin()
+	} else {
+		if o.Resume.Result != nil && !o.Again {
 			return *o.Resume.Result, nil
 		}
 		r.state = *o.Resume
+		if err := r.resume(ctx); err != nil {
+			return Result{}, err
+		}
+	}
+	if r.Room > 0 {
+		r.limit = max(0, min(r.limit, r.Room-int64(len(r.doc.skeleton()))))
 	}
 	for _, c := range r.doc.cells[r.state.From:] {
 		if c.runs() {
 			r.total++
 		}
 	}
-	r.load()
 	if r.state.Displays == nil {
 		r.state.Displays = map[string][]place{}
 	}
@@ -164,24 +187,6 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	}
 	res, err := r.cells(ctx)
 	return r.ended(ctx, res, err)
-}
-
-// load reads the outputs of an earlier run, and measures them.
-func (r *run) load() {
-	for i, c := range r.doc.cells {
-		if c.isCode() && c.outputs == nil {
-			c.outputs = parseOutputs(c.obj.values["outputs"])
-		}
-		if c.outputs != nil {
-			r.size += c.outputs.size
-			if i == r.state.Cell {
-				c.outputs.clear, c.outputs.full = r.state.Clear, r.state.Full
-			}
-		}
-	}
-	for _, w := range r.state.Widgets {
-		r.size += int64(len(encode(w)))
-	}
 }
 
 // first waits for the kernel, and asks it for its language. The answer gives a cursor, without which a run that is
@@ -219,6 +224,7 @@ func (r *run) first(ctx context.Context) (*Result, error) {
 		}
 		if json.Unmarshal(m.Content, &c) == nil && len(c.LanguageInfo) > 0 {
 			r.doc.meta.set("language_info", objectOr(c.LanguageInfo))
+			r.doc.changed = true
 		}
 		return nil, nil
 	}
@@ -252,20 +258,20 @@ func (r *run) cells(ctx context.Context) (*Result, error) {
 			if r.isStopped() {
 				return &Result{Status: Stopped, Reason: "it was stopped"}, nil
 			}
-			c.begin(time.Now())
 			if !c.runs() {
-				c.end(time.Now(), false)
-				r.state.Cell++
+				r.state.Cell++ // Write notes that the run has passed it
 				continue
 			}
+			c.known = true
+			c.begin(time.Now())
 			c.meta.set("execution", struct{}{})
 		}
 		res, err := r.cell(ctx, c)
 		if res != nil || err != nil {
 			return res, err
 		}
-		r.state = State{From: r.state.From, Restart: r.state.Restart, Reached: r.state.Reached, Again: r.state.Again,
-			Cell: r.state.Cell + 1, Cursor: r.state.Cursor, Displays: r.state.Displays, Widgets: r.state.Widgets}
+		r.state.present = present{}
+		r.state.Cell++
 	}
 	return &Result{Status: Completed}, nil
 }
@@ -287,19 +293,19 @@ func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
 	}
 	if !r.state.Replied && !r.state.Idled {
 		if err := r.Conn.Send(ctx, r.request(c)); err != nil {
-			return r.cellGone(c, err)
+			return r.cellGone(ctx, c, err)
 		}
 	}
 	for !r.state.Replied || !r.state.Idled {
 		m, stop, err := r.receive(ctx)
 		if err != nil {
-			return r.cellGone(c, err)
+			return r.cellGone(ctx, c, err)
 		}
 		if stop {
-			return r.cellEnd(c, &Result{Status: Stopped, Reason: "the cell has not ended after an interrupt"}), nil
+			return r.cellEnd(ctx, c, &Result{Status: Stopped, Reason: "the cell has not ended after an interrupt"})
 		}
 		if err := r.handle(ctx, m); err != nil {
-			return r.cellGone(c, err)
+			return r.cellGone(ctx, c, err)
 		}
 		if r.changed && time.Since(r.saved) >= r.saveEvery {
 			if err := r.save(ctx); err != nil {
@@ -307,25 +313,28 @@ func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
 			}
 		}
 	}
-	return r.cellEnd(c, r.judge(c)), nil // the next cell's beginning, or the end of the run, is saved
+	return r.cellEnd(ctx, c, r.judge(c)) // the next cell's beginning, or the end of the run, is saved
 }
 
-func (r *run) cellGone(c *cell, err error) (*Result, error) {
+func (r *run) cellGone(ctx context.Context, c *cell, err error) (*Result, error) {
 	res, err := r.gone(err)
-	if res != nil {
-		r.cellEnd(c, res)
+	if res == nil {
+		return nil, err
 	}
-	return res, err
+	return r.cellEnd(ctx, c, res)
 }
 
 // cellEnd writes how the cell has ended. It returns res with the cell's number.
-func (r *run) cellEnd(c *cell, res *Result) *Result {
+func (r *run) cellEnd(ctx context.Context, c *cell, res *Result) (*Result, error) {
+	if err := r.tail(ctx, r.state.Cell); err != nil {
+		return nil, err
+	}
 	c.end(time.Now(), res != nil)
 	r.changed = true
 	if res != nil {
 		res.Cell = r.state.Cell + 1
 	}
-	return res
+	return res, nil
 }
 
 // kernelDied is the error of requests whose kernel has ended. The supervisor makes it.
@@ -360,31 +369,28 @@ func (r *run) ended(ctx context.Context, res *Result, err error) (Result, error)
 	if err != nil {
 		return Result{}, err
 	}
-	failed := -1
-	if res.Cell > 0 {
-		failed = res.Cell - 1
-	}
-	r.saveWidgets()
-	mark := res.Status == Failed && failed >= 0
-	if r.doc.end(time.Now(), failed, mark); mark {
-		r.state.From, r.state.Cell = r.state.From+1, r.state.Cell+2 // cells were added in front of them
+	if r.doc.end(time.Now(), res.Cell > 0); res.Status == Failed && res.Cell > 0 {
+		r.state.Mark = r.doc.marked(res.Cell - 1)
 	}
 	if res.Status == Completed {
 		res.Cell = 0
 	}
-	r.state.Result = res
+	r.state.Result, r.state.Displays = res, nil // no message follows
 	return *res, r.save(ctx)
 }
 
-// save stores document and state. If that takes over a quarter of the time between two saves, later ones are rarer.
+// save stores what has changed, and then the state. If that takes over a quarter of the time between two saves, later
+// ones are rarer.
 func (r *run) save(ctx context.Context) error {
-	if r.state.Cell < len(r.doc.cells) {
-		if o := r.doc.cells[r.state.Cell].outputs; o != nil {
-			r.state.Clear, r.state.Full = o.clear, o.full
-		}
+	if r.state.Running {
+		c := r.doc.cells[r.state.Cell]
+		r.state.Clear, r.state.Full = c.clear, c.full
 	}
 	begin := time.Now()
-	err := r.Save(ctx, r.doc.Bytes(), r.state, r.progress())
+	err := r.store(ctx)
+	if err == nil {
+		err = r.Save(ctx, &r.state, r.progress())
+	}
 	r.saved, r.changed = time.Now(), false
 	if r.saved.Sub(begin) > r.saveEvery/4 {
 		r.saveEvery *= 2
@@ -421,7 +427,7 @@ func (r *run) msgID(cell int) string { return r.ID + "-" + strconv.Itoa(cell) }
 func (r *run) cellOf(msgID string) (int, bool) {
 	number, own := strings.CutPrefix(msgID, r.ID+"-")
 	i, err := strconv.Atoi(number)
-	return i, own && err == nil && i >= 0 && i <= r.state.Cell && i < len(r.doc.cells) && r.doc.cells[i].outputs != nil
+	return i, own && err == nil && i >= 0 && i <= r.state.Cell && i < len(r.doc.cells) && r.doc.cells[i].isCode()
 }
 
 func (r *run) message(msgType, id string, content any) jupyter.Message {

@@ -1,6 +1,7 @@
 package notebook
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -105,11 +106,56 @@ func (s *script) Interrupt(context.Context) error {
 	return nil
 }
 
-// stored is what Save has stored.
+// memory is the pieces of a test.
+type memory struct {
+	names map[string]string
+	bytes int // of all pieces
+}
+
+func (m *memory) Put(_ context.Context, data []byte) (string, error) {
+	if m.names == nil {
+		m.names = map[string]string{}
+	}
+	name := fmt.Sprint("p", len(m.names))
+	m.names[name] = string(data)
+	m.bytes += len(data)
+	return name, nil
+}
+
+func (m *memory) Get(_ context.Context, name string) ([]byte, error) {
+	if data, there := m.names[name]; there {
+		return []byte(data), nil
+	}
+	return nil, fmt.Errorf("there is no piece %q", name)
+}
+
+// assembled returns the notebook of a state.
+func assembled(t *testing.T, s State, pieces Pieces) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	err := Write(t.Context(), &b, s, pieces, func(_ context.Context, err error) (State, error) { return State{}, err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// stored is what was stored last.
 type stored struct {
 	document []byte
 	state    []byte
 	progress Progress
+	pieces   Pieces
+}
+
+// resumed returns the state that was stored.
+func (s *stored) resumed(t *testing.T) *State {
+	t.Helper()
+	state := &State{}
+	if err := json.Unmarshal(s.state, state); err != nil {
+		t.Fatal(err)
+	}
+	return state
 }
 
 // notebookOf is a notebook with cells of code. A source may begin with "#tag NAME " for a tag.
@@ -140,12 +186,13 @@ func notebookOf(t *testing.T, sources ...string) *Document {
 func do(t *testing.T, s *script, d *Document, change func(*Run)) (Result, *stored) {
 	t.Helper()
 	s.t = t
-	last := &stored{}
-	r := &Run{Conn: s, Document: d, ID: "job-1", SaveEvery: time.Nanosecond,
-		Save: func(_ context.Context, document []byte, state State, p Progress) error {
-			*last = stored{document, encode(state), p}
-			return nil
-		}}
+	pieces, last := &memory{}, &stored{}
+	r := &Run{Conn: s, Document: d, ID: "job-1", SaveEvery: time.Nanosecond, Pieces: pieces}
+	r.Save = func(_ context.Context, state *State, p Progress) error {
+		*last = stored{state: encode(state), progress: p, pieces: r.Pieces}
+		last.document = assembled(t, *last.resumed(t), r.Pieces)
+		return nil
+	}
 	if change != nil {
 		change(r)
 	}
@@ -161,7 +208,7 @@ func outputsOf(t *testing.T, s *stored, at int) string {
 	t.Helper()
 	d := document(t, string(s.document))
 	b := strings.Builder{}
-	for _, o := range parseOutputs(d.cells[at].obj.values["outputs"]).list {
+	for _, o := range parseOutputs(d.cells[at].obj.values["outputs"]) {
 		if o.other == nil {
 			fmt.Fprintf(&b, "%s %q; ", o.stream, o.text)
 			continue
@@ -287,68 +334,130 @@ func TestRun_Limit(t *testing.T) {
 	}
 }
 
-// TestRun_Carried: a run is left at every save in turn. Another run carries on from what was saved, on the same kernel.
-// Every cell runs once, and the notebook is the same.
-func TestRun_Carried(t *testing.T) {
-	kernel := func() *script {
-		return &script{t: t, cells: map[string]func(*kernelCell){"b": func(k *kernelCell) {
-			k.print("stdout", "one\n")
-			k.pub("display_data", map[string]any{"data": text("1"), "transient": map[string]string{"display_id": "x"}})
-			k.pub("clear_output", map[string]any{"wait": true})
-			k.print("stdout", "two\n")
-			k.pub("display_data", map[string]any{"data": text("2"), "transient": map[string]string{"display_id": "x"}})
-			k.pub("update_display_data", map[string]any{"data": text("3"), "transient": map[string]string{"display_id": "x"}})
-			k.end("", "")
-		}}}
+// mortal is pieces and saves of a gateway that dies before one of its writes.
+type mortal struct {
+	*memory
+	left int
+	last stored
+}
+
+var errDead = errors.New("the gateway is dead")
+
+func (m *mortal) Put(ctx context.Context, data []byte) (string, error) {
+	if m.left--; m.left < 0 {
+		return "", errDead
 	}
-	errLeft := errors.New("left")
-	_, whole := do(t, kernel(), notebookOf(t, "a", "b", "c"), nil)
-	want := outputsOf(t, whole, 1)
-	for leave := 1; ; leave++ {
-		s, saves := kernel(), 0
-		var last stored
-		save := func(_ context.Context, document []byte, state State, p Progress) error {
-			if saves++; saves == leave {
-				return errLeft // what was saved before counts
-			}
-			last = stored{document, encode(state), p}
-			return nil
+	return m.memory.Put(ctx, data)
+}
+
+func (m *mortal) save(_ context.Context, state *State, p Progress) error {
+	if m.left--; m.left < 0 {
+		return errDead
+	}
+	for _, name := range state.Names() {
+		if _, there := m.names[name]; !there {
+			return fmt.Errorf("the state names the piece %q, which is not stored", name)
 		}
-		first := &Run{Conn: s, Document: notebookOf(t, "a", "b", "c"), ID: "job-1", SaveEvery: time.Nanosecond, Save: save}
-		_, err := first.Do(t.Context())
-		if err == nil {
-			if leave < 8 {
-				t.Errorf("a run has only %d saves", saves)
+	}
+	m.last = stored{state: encode(state), progress: p}
+	return nil
+}
+
+// TestRun_Carried: a gateway dies before each of its writes in turn. Another run carries on from what was stored, on
+// the same kernel. Every cell runs once, and the notebook is the same.
+func TestRun_Carried(t *testing.T) {
+	shown := func(k *kernelCell, msgType, value, id string) {
+		k.pub(msgType, map[string]any{"data": text(value), "transient": map[string]string{"display_id": id}})
+	}
+	widget := func(k *kernelCell, value int) {
+		k.pub("comm_msg", map[string]any{"comm_id": "m", "data": map[string]any{
+			"state": map[string]any{"_model_name": "IntSliderModel", "value": value}}})
+	}
+	var early *kernelCell
+	kernel := func() *script {
+		return &script{t: t, cells: map[string]func(*kernelCell){
+			"a": func(k *kernelCell) {
+				early = k
+				shown(k, "display_data", "early", "e")
+				widget(k, 1)
+				k.end("", "")
+			},
+			"b": func(k *kernelCell) {
+				k.print("stdout", "one\n")
+				shown(k, "display_data", "1", "x")
+				k.pub("clear_output", map[string]any{"wait": true})
+				k.print("stdout", "two\n")
+				shown(k, "display_data", "2", "x")
+				shown(k, "update_display_data", "3", "x")
+				k.end("", "")
+			},
+			"c": func(k *kernelCell) {
+				for i := range 5 { // it has several parts
+					k.print("stdout", strings.Repeat(fmt.Sprint(i), partSize/2))
+				}
+				shown(k, "update_display_data", "late", "e") // of the first cell
+				early.print("stderr", "from a thread")
+				widget(k, 2)
+				k.end("", "")
+			}}}
+	}
+	cells := func() *Document { return notebookOf(t, "a", "b", "c", "d") }
+	_, whole := do(t, kernel(), cells(), nil)
+	want := []string{`display_data {"text/plain":["late"]}; stderr "from a thread"`,
+		`stdout "two\n"; display_data {"text/plain":["3"]}`}
+	check := func(when string, s *stored) {
+		t.Helper()
+		for at, want := range want {
+			if got := outputsOf(t, s, at); got != want {
+				t.Errorf("%s: cell %d has %s, want %s", when, at+1, got, want)
+			}
+		}
+		if got := outputsOf(t, s, 2); len(got) != 5*(partSize/2)+len(`stdout ""`) {
+			t.Errorf("%s: cell 3 has %d bytes", when, len(got))
+		}
+		if !strings.Contains(string(s.document), `"value": 2`) {
+			t.Errorf("%s: the widget has another state", when)
+		}
+	}
+	check("undisturbed", whole)
+	for left := 0; ; left++ {
+		s, pieces := kernel(), &memory{}
+		first := &mortal{memory: pieces, left: left}
+		run := Run{Conn: s, Pieces: first, ID: "job-1", SaveEvery: time.Nanosecond, Save: first.save}
+		begins := run
+		begins.Document = cells()
+		if _, err := begins.Do(t.Context()); err == nil {
+			if left < 20 {
+				t.Errorf("a run has only %d writes", left)
 			}
 			return
-		}
-		second := &Run{Conn: s, Document: notebookOf(t, "a", "b", "c"), ID: "job-1", SaveEvery: time.Nanosecond, Save: save}
-		if last.state != nil {
-			second.Document, second.Resume = document(t, string(last.document)), &State{}
-			if err := json.Unmarshal(last.state, second.Resume); err != nil {
-				t.Fatal(err)
-			}
-			if s.next = 0; second.Resume.Cursor != "" {
-				_, _ = fmt.Sscan(second.Resume.Cursor, &s.next)
-			}
-		}
-		res, err := second.Do(t.Context())
-		if err != nil || res.Status != Completed {
-			t.Fatalf("left at save %d: %v, %v", leave, res, err)
-		}
-		third := &Run{Conn: s, Document: second.Document, ID: "job-1", Save: save, Resume: &State{}}
-		if err := json.Unmarshal(last.state, third.Resume); err != nil {
+		} else if !errors.Is(err, errDead) {
 			t.Fatal(err)
 		}
+		when := fmt.Sprintf("dead after %d writes", left)
+		second := &mortal{memory: pieces, left: 1 << 30, last: first.last}
+		run.Pieces, run.Save, run.Document = second, second.save, cells()
+		s.next = 0
+		if first.last.state != nil {
+			run.Document, run.Resume = nil, first.last.resumed(t)
+			if run.Resume.Cursor != "" {
+				_, _ = fmt.Sscan(run.Resume.Cursor, &s.next)
+			}
+		}
+		res, err := run.Do(t.Context())
+		if err != nil || res.Status != Completed {
+			t.Fatalf("%s: %v, %v", when, res, err)
+		}
+		third := run
+		third.Document, third.Resume = nil, second.last.resumed(t)
 		if again, err := third.Do(t.Context()); err != nil || again != res {
-			t.Errorf("the ended run returns %v, %v", again, err)
+			t.Errorf("%s: the ended run returns %v, %v", when, again, err)
 		}
-		if got := outputsOf(t, &last, 1); got != want {
-			t.Errorf("left at save %d: %s, want %s", leave, got, want)
-		}
-		cells := slices.DeleteFunc(s.seen, func(id string) bool { return !strings.HasPrefix(id, "job-1-") })
-		if fmt.Sprint(cells) != "[job-1-0 job-1-1 job-1-2]" {
-			t.Errorf("left at save %d: ran %v", leave, cells)
+		second.last.document = assembled(t, *second.last.resumed(t), pieces)
+		check(when, &second.last)
+		ran := slices.DeleteFunc(s.seen, func(id string) bool { return !strings.HasPrefix(id, "job-1-") })
+		if fmt.Sprint(ran) != "[job-1-0 job-1-1 job-1-2 job-1-3]" {
+			t.Errorf("%s: ran %v", when, ran)
 		}
 	}
 }

@@ -1,0 +1,60 @@
+package jobs
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+)
+
+// counting is records that counts what is written.
+type counting struct {
+	*launchertest.MemoryRecords
+	bytes, writes atomic.Int64
+}
+
+func (c *counting) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	c.bytes.Add(int64(len(r.Data)))
+	c.writes.Add(1)
+	return c.MemoryRecords.CreateRecord(ctx, r)
+}
+
+func (c *counting) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	c.bytes.Add(int64(len(r.Data)))
+	c.writes.Add(1)
+	return c.MemoryRecords.ReplaceRecord(ctx, r)
+}
+
+// What a job writes grows with its output, and not with the output of the cells before. Each cell prints 1 MB in a
+// minute.
+func TestPieces_Bytes(t *testing.T) {
+	written := func(n int) (bytes int64) {
+		synctest.Test(t, func(t *testing.T) {
+			records, kernel := &counting{MemoryRecords: &launchertest.MemoryRecords{}}, newPrinter(60, 1_000_000/60)
+			m := New(records, kernel, Policy{}, slog.New(slog.DiscardHandler))
+			kernel.runs(m)
+			perform := m.perform
+			m.perform = func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
+				r.OutputLimit = 1 << 30
+				return perform(ctx, r)
+			}
+			end := started(m)
+			id := submit(t, m, cells(n))
+			time.Sleep(time.Duration(n)*time.Minute + 20*time.Second)
+			wantState(t, m, id, Succeeded, "")
+			end()
+			bytes = records.bytes.Load()
+			t.Logf("%d cells: %d writes, %.1f MB", n, records.writes.Load(), float64(bytes)/1e6)
+		})
+		return bytes
+	}
+	if few, many := written(5), written(40); many > 9*few {
+		t.Errorf("5 cells write %d bytes, and 40 write %d", few, many)
+	}
+}

@@ -1,0 +1,263 @@
+package notebook
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Pieces keeps the pieces of one notebook. One goroutine calls its methods.
+type Pieces interface {
+	// Put stores a piece and returns its name. No other piece of the notebook has that name.
+	Put(ctx context.Context, data []byte) (name string, err error)
+	// Get returns a piece.
+	Get(ctx context.Context, name string) ([]byte, error)
+}
+
+// part is some of a cell's outputs, in their order. With them it has what the run has noted of the cell by then. A cell
+// with much output has several parts: one that is stored, and has reached partSize, gets no more outputs.
+type part struct {
+	// A State has one for each cell that has run, and is written often: the members are short.
+	Piece   string `json:"p,omitempty"` // its name; "" while it is in memory
+	Outputs int    `json:"n,omitempty"`
+	Size    int64  `json:"s,omitempty"` // of the outputs
+	// Inline is the last part of the cell that runs, in the place of a piece.
+	Inline json.RawMessage `json:"inline,omitempty"`
+
+	list []*output // while it is in memory
+}
+
+// partSize is how much output of the cell that runs is a part of the State. The State is written with each save.
+const partSize = 32 << 10
+
+// partContent is the form of a part in a piece, and of Inline. A cell has the count and the metadata of its last part.
+type partContent struct {
+	Count    json.RawMessage `json:"execution_count,omitempty"`
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+	Outputs  json.RawMessage `json:"outputs"`
+}
+
+// content returns a part of the cell that is in memory.
+func (c *cell) content(p *part) json.RawMessage {
+	content := partContent{Count: c.count, Outputs: encodeOutputs(p.list)}
+	if !c.noMeta || len(c.meta.keys) > 0 {
+		content.Metadata = c.meta.append(nil)
+	}
+	return encode(content)
+}
+
+// put adds an output.
+func (p *part) put(out *output) {
+	before := int64(0)
+	if n := len(p.list); n > 0 {
+		before = p.list[n-1].size()
+	}
+	n := len(p.list)
+	if p.list = appendOutput(p.list, out); len(p.list) > n {
+		before = 0
+	}
+	p.Outputs = len(p.list)
+	p.Size += p.list[p.Outputs-1].size() - before
+}
+
+// adopt takes the count and the metadata of the cell's last part.
+func (c *cell) adopt(content partContent) error {
+	if c.known = true; len(content.Metadata) > 0 {
+		meta, err := parseObject(content.Metadata)
+		if err != nil {
+			return fmt.Errorf("notebook: the metadata of a part: %w", err)
+		}
+		c.meta = meta
+	}
+	c.count = content.Count
+	return nil
+}
+
+// readPart reads a part that is stored.
+func readPart(ctx context.Context, pieces Pieces, p *part) (content partContent, err error) {
+	raw := []byte(p.Inline)
+	if p.Piece != "" {
+		if raw, err = pieces.Get(ctx, p.Piece); err != nil {
+			return content, err
+		}
+	}
+	if err := json.Unmarshal(raw, &content); err != nil {
+		return content, fmt.Errorf("notebook: part %s: %w", p.Piece, err)
+	}
+	return content, nil
+}
+
+// open reads a part of a cell into memory, so that it can be changed.
+func (r *run) open(ctx context.Context, at int, p *part) error {
+	r.dirty[at] = true
+	if p.Piece == "" && p.Inline == nil {
+		return nil
+	}
+	content, err := readPart(ctx, r.Pieces, p)
+	if err != nil {
+		return err
+	}
+	p.list, p.Piece, p.Inline = parseOutputs(content.Outputs), "", nil
+	if c := r.doc.cells[at]; !c.known && p == c.parts[len(c.parts)-1] {
+		return c.adopt(content)
+	}
+	return nil
+}
+
+// tail makes the last part of a cell ready for a change. A stored one that is large is followed by another one.
+func (r *run) tail(ctx context.Context, at int) error {
+	r.dirty[at] = true
+	c := r.doc.cells[at]
+	if n := len(c.parts); n > 0 {
+		last := c.parts[n-1]
+		if last.Piece == "" || last.Size < partSize {
+			return r.open(ctx, at, last)
+		}
+		if !c.known {
+			content, err := readPart(ctx, r.Pieces, last)
+			if err == nil {
+				err = c.adopt(content)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	c.parts = append(c.parts, &part{})
+	return nil
+}
+
+// put adds an output to a cell whose tail is ready, and counts its size.
+func (r *run) put(at int, out *output) {
+	c := r.doc.cells[at]
+	if len(c.parts) == 0 { // they were cleared
+		c.parts = append(c.parts, &part{})
+	}
+	last := c.parts[len(c.parts)-1]
+	before := last.Size
+	last.put(out)
+	r.size += last.Size - before
+}
+
+// begin takes a document that no run has stored. Cells that keep their outputs get them as a part.
+func (r *run) begin() {
+	r.doc = r.Document
+	r.doc.changed = true
+	r.state = State{From: r.doc.from, Cell: r.doc.from, Restart: r.doc.restart, Cells: map[int][]*part{}}
+	for i, c := range r.doc.cells {
+		if c.known = true; !c.isCode() {
+			continue
+		}
+		c.count = c.obj.values["execution_count"]
+		for _, out := range parseOutputs(c.obj.values["outputs"]) {
+			r.put(i, out)
+			r.dirty[i] = true
+		}
+		if _, has := c.obj.values["outputs"]; has {
+			c.obj.set("outputs", []any{})
+		}
+	}
+}
+
+// resume takes the document of the state that was stored. Parts are read when they change.
+func (r *run) resume(ctx context.Context) error {
+	skeleton, err := r.Pieces.Get(ctx, r.state.Skeleton)
+	if err != nil {
+		return err
+	}
+	if r.doc, err = Read(skeleton); err != nil {
+		return err
+	}
+	if r.state.Cells == nil {
+		r.state.Cells = map[int][]*part{}
+	}
+	if r.Again {
+		r.state = r.doc.again(r.state)
+	}
+	for i, c := range r.doc.cells {
+		c.parts = r.state.Cells[i]
+		c.known = len(c.parts) == 0
+		for _, p := range c.parts {
+			r.size += p.Size
+		}
+	}
+	for _, w := range r.state.Widgets {
+		r.size += w.Size
+	}
+	if r.state.Running {
+		c := r.doc.cells[r.state.Cell]
+		c.clear, c.full = r.state.Clear, r.state.Full
+		return r.tail(ctx, r.state.Cell)
+	}
+	return nil
+}
+
+// store stores what has changed as pieces, and notes their names in the state.
+func (r *run) store(ctx context.Context) (err error) {
+	if r.doc.changed {
+		if r.state.Skeleton, err = r.Pieces.Put(ctx, r.doc.skeleton()); err != nil {
+			return err
+		}
+		r.doc.changed = false
+	}
+	runs := -1 // the cell whose last part is in the state
+	if r.state.Running && r.state.Result == nil {
+		runs = r.state.Cell
+		r.dirty[runs] = true
+	}
+	for _, at := range slices.Sorted(maps.Keys(r.dirty)) {
+		c := r.doc.cells[at]
+		if len(c.parts) == 0 {
+			c.parts = []*part{{}} // for the metadata
+		}
+		for i, p := range c.parts {
+			if p.Piece != "" {
+				continue
+			}
+			content := c.content(p)
+			if at == runs && i == len(c.parts)-1 && p.Size < partSize {
+				p.Inline = content
+				continue
+			}
+			if p.Piece, err = r.Pieces.Put(ctx, content); err != nil {
+				return err
+			}
+			p.list, p.Inline = nil, nil
+		}
+		r.state.Cells[at] = c.parts
+	}
+	clear(r.dirty)
+	for _, id := range slices.Sorted(maps.Keys(r.state.Widgets)) {
+		w := r.state.Widgets[id]
+		if w.Piece != "" {
+			continue
+		}
+		if w.Piece, err = r.Pieces.Put(ctx, encode(w.model)); err != nil {
+			return err
+		}
+		if w.Size >= partSize {
+			w.model = nil
+		}
+	}
+	return nil
+}
+
+// Names returns the names of the pieces that the state names.
+func (s *State) Names() (names []string) {
+	if s.Skeleton != "" {
+		names = append(names, s.Skeleton)
+	}
+	for _, parts := range s.Cells {
+		for _, p := range parts {
+			if p.Piece != "" {
+				names = append(names, p.Piece)
+			}
+		}
+	}
+	for _, w := range s.Widgets {
+		names = append(names, w.Piece)
+	}
+	return names
+}
