@@ -191,10 +191,10 @@ func TestE2E_IdleTabs(t *testing.T) {
 }
 
 // TestE2E_IdleGroups: the timeout of a group in the users file takes precedence over the general one, for the kernels
-// of its users. It also bounds the timeouts of kernelspecs.
+// of its users. A kernelspec that has a timeout keeps its own.
 func TestE2E_IdleGroups(t *testing.T) {
 	t.Parallel()
-	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-idle-max", "2h", "--cull-busy-limit", "3h")
+	g := prepare(t, "", "--cull-idle-timeout", "1h")
 	file := filepath.Join(g.dir, "users.yaml")
 	g.args = append(g.args, "--users-file", file)
 	cull := map[string]string{"idleTimeout": "9h", "busyLimit": "9h"}
@@ -221,7 +221,7 @@ groups:
 		g.want(200, "GET", "/api/kernels/"+id, "", &m)
 		return m.CullAt.Sub(m.LastActivity).Round(time.Minute)
 	}
-	if a, b := left(slow), left(patient); a != time.Hour || b != 2*time.Hour {
+	if a, b := left(slow), left(patient); a != time.Hour || b != 9*time.Hour {
 		t.Errorf("without a group: %v and %v", a, b)
 	}
 	g.token = "token-ann"
@@ -229,7 +229,7 @@ groups:
 	if m := g.state(id, "dead", 30*time.Second); m.Reason != "it was idle for 2s" {
 		t.Errorf("in the group: the reason is %q", m.Reason)
 	}
-	if got := left(g.kernel("patient")); got != 2*time.Hour {
+	if got := left(g.kernel("patient")); got != 9*time.Hour {
 		t.Errorf("in the group, with a timeout in the kernelspec: %v", got)
 	}
 	g.token = "token-bob"

@@ -365,7 +365,7 @@ func TestE2E_KubeLauncher(t *testing.T) {
 	ns := c.newNamespace(t)
 	open := func(t *testing.T) launcher.Launcher {
 		t.Helper()
-		cluster, err := kube.Connect(c.kubeconfig, "", kube.Rate{})
+		cluster, err := kube.Connect(c.kubeconfig, "")
 		if err != nil {
 			t.Fatal(err)
 		}

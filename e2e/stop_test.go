@@ -36,7 +36,7 @@ func TestE2E_StopBusy(t *testing.T) {
 	}{
 		"shut down": {grace, func(g *gateway, id string) { g.want(204, "DELETE", "/api/kernels/"+id, "", nil) }},
 		"restarted": {grace, func(g *gateway, id string) { g.want(200, "POST", "/api/kernels/"+id+"/restart", "{}", nil) }},
-		"culled": {append([]string{"--cull-busy-limit", "5s", "--cull-warning", "1s"}, grace...),
+		"culled": {append([]string{"--cull-max-age", "25s", "--cull-warning", "1s"}, grace...),
 			func(g *gateway, id string) { g.state(id, "dead", 60*time.Second) }},
 	}
 	for name, tt := range ends {

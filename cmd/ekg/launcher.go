@@ -69,7 +69,6 @@ func openLauncher(
 			Supervisor:  supervisor,
 			GPUProgram:  gpuProgram,
 			GPUSamples:  s.GPUSamples,
-			GPUShares:   s.LocalGPUShares,
 			LogLimit:    s.LogLimit,
 			LogTotal:    s.LogTotal,
 			StopGrace:   s.StopGrace,
@@ -102,7 +101,7 @@ func openKube(
 	ahead wishes,
 ) (launcher.Launcher, error) {
 	kube.LogTo(log)
-	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext, kube.Rate{QPS: s.KubeQPS, Burst: s.KubeBurst})
+	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Place("kubeconfig"), err)
 	}
@@ -129,8 +128,6 @@ func openKube(
 		Pods:            pods,
 		MasterKey:       key,
 		SecondMasterKey: second,
-		StartLimit:      time.Duration(s.StartLimit),
-		KeepEndings:     time.Duration(s.KeepEndings),
 		EvictIdleAfter:  s.EvictIdleAfter,
 		WatchNodes:      s.WatchNodes,
 		WatchGPUs:       s.WatchGPUs,
@@ -167,13 +164,10 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		SupervisorPullPolicy: s.SupervisorPullPolicy, SupervisorPullSecrets: s.SupervisorPullSecrets,
 		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
 		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
-		HomeLimit: s.HomeLimit, Architectures: s.SupervisorArch, JobPriorityClass: s.JobPriorityClass,
+		Architectures: s.SupervisorArch, JobPriorityClass: s.JobPriorityClass,
 		PlaceholderClass: s.PlaceholderClass,
 		LogLimit:         s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
 		GPUSamples: s.GPUSamples}
-	if s.HomeLimit == 0 {
-		o.HomeLimit = -1
-	}
 	if slices.Contains(s.SupervisorArch, settings.ArchAny) {
 		o.Architectures = nil
 	}

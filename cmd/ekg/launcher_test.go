@@ -72,24 +72,23 @@ func TestPodOptions(t *testing.T) {
 	}
 	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1",
 		SupervisorCPU: podspec.DefaultSupervisorCPU, SupervisorMemory: podspec.DefaultSupervisorMemory,
-		HomeLimit: 10 << 30, GPUSamples: 10 * time.Second}
+		GPUSamples: 10 * time.Second}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("without settings: got %+v, want %+v", got, want)
 	}
 	got, want = options(map[string][]string{
 		"supervisor-pull-policy": {"Always"}, "supervisor-pull-secret": {"a", "b"}, "supervisor-cpu": {"200m"},
 		"supervisor-memory": {"1Gi"}, "supervisor-memory-limit": {"2Gi"}, "supervisor-user": {"namespace"},
-		"supervisor-arch": {"arm64"}, "home-limit": {"1GiB"}, "gpu-samples": {"1m"}, "job-priority-class": {"low"},
+		"supervisor-arch": {"arm64"}, "gpu-samples": {"1m"}, "job-priority-class": {"low"},
 	}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1", SupervisorPullPolicy: "Always",
 		SupervisorPullSecrets: []string{"a", "b"}, SupervisorCPU: "200m", SupervisorMemory: "1Gi",
-		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"}, HomeLimit: 1 << 30,
+		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"},
 		GPUSamples: time.Minute, JobPriorityClass: "low"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if o := options(map[string][]string{"supervisor-arch": {"any"}, "home-limit": {"0"}}); o.Architectures != nil ||
-		o.HomeLimit >= 0 {
-		t.Errorf("any architecture and no limit: %+v", o)
+	if o := options(map[string][]string{"supervisor-arch": {"any"}}); o.Architectures != nil {
+		t.Errorf("any architecture: %+v", o)
 	}
 	s, err := settings.Load(sourcesOf(map[string][]string{"supervisor-image": {"ekg:1"}, "supervisor-memory": {"1Gi"},
 		"supervisor-memory-limit": {"512Mi"}}, nil))
@@ -203,7 +202,7 @@ func TestAdaptToCluster(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cluster, err := kube.Connect(file, "", kube.Rate{})
+	cluster, err := kube.Connect(file, "")
 	if err != nil {
 		t.Fatal(err)
 	}

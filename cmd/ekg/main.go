@@ -48,6 +48,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -225,7 +226,15 @@ func arguments(c *cli.Context, want int) error {
 	return nil
 }
 
-func refuseUsage(_ *cli.Context, err error, _ bool) error { return &usageError{err} }
+// refuseUsage returns an error of the parser. For a flag that earlier builds had, it says what to use instead.
+func refuseUsage(_ *cli.Context, err error, _ bool) error {
+	if name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); unknown {
+		if instead := settings.Removed(name); instead != "" {
+			err = fmt.Errorf("--%s: was removed: %s", name, instead)
+		}
+	}
+	return &usageError{err}
+}
 
 // onlySubcommands is the action of a command that does nothing by itself.
 func onlySubcommands(c *cli.Context) error {
@@ -257,10 +266,34 @@ func flagOf(o settings.Option) cli.Flag {
 	case settings.Many:
 		return &cli.StringSliceFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
 	case settings.Toggle:
-		return &cli.BoolFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
+		return &toggleFlag{cli.BoolFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}}
 	}
 	return &cli.StringFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
 }
+
+// toggleFlag is the flag of a setting that needs no value, such as --no-auth. It may have one: --no-auth=remote.
+type toggleFlag struct{ cli.BoolFlag }
+
+// Apply adds the flag to a set.
+func (f *toggleFlag) Apply(set *flag.FlagSet) error {
+	set.Var(new(toggleValue), f.Name, f.Usage)
+	return nil
+}
+
+// toggleValue is the text of a toggleFlag. settings.Load checks it.
+type toggleValue string
+
+// Set implements flag.Value. The text is "true" without a value.
+func (v *toggleValue) Set(t string) error { *v = toggleValue(t); return nil }
+
+// Get implements flag.Getter.
+func (v *toggleValue) Get() any { return string(*v) }
+
+// String implements flag.Value.
+func (v *toggleValue) String() string { return string(*v) }
+
+// IsBoolFlag says to the parser that the flag needs no value.
+func (v *toggleValue) IsBoolFlag() bool { return true }
 
 // flagsOf returns a function that gives the texts of the command line's flags.
 func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
@@ -271,8 +304,6 @@ func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
 		switch v := c.Value(name).(type) {
 		case cli.StringSlice:
 			return v.Value(), true
-		case bool:
-			return []string{fmt.Sprint(v)}, true
 		case string:
 			return []string{v}, true
 		}
@@ -326,9 +357,9 @@ func commandOf(p *cli.App, args []string) (command *cli.Command, n int) {
 func valueFlags(command *cli.Command) map[string]bool {
 	takesValue := map[string]bool{}
 	for _, f := range command.Flags {
-		_, toggled := f.(*cli.BoolFlag)
+		shown, ok := f.(cli.DocGenerationFlag)
 		for _, name := range f.Names() {
-			takesValue[name] = !toggled
+			takesValue[name] = ok && shown.TakesValue()
 		}
 	}
 	return takesValue

@@ -74,7 +74,7 @@ func TestRun_ExitStatus(t *testing.T) {
 			"bad boolean",
 			[]string{"config", "--no-auth=perhaps"},
 			2,
-			"ekg: invalid boolean value \"perhaps\" for -no-auth: parse error\n",
+			"ekg: --no-auth: \"perhaps\" is not true, false or remote\n",
 		},
 		{"several bad values", []string{"config", "--start-wait", "5", "--log-level", "loud"}, 2,
 			"ekg: --start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms\nekg: --log-level: \"loud\" is not debug, " +

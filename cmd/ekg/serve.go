@@ -31,6 +31,7 @@ import (
 const (
 	finishRequests = 10 * time.Second // for REST requests in progress
 	drainSockets   = 15 * time.Second // for websockets, which package gateway closes over 10 s
+	drainDelay     = 5 * time.Second  // in a cluster, until its Services and load balancers notice
 	stopAtOnce     = 32               // number of kernels that are stopped at the same time
 )
 
@@ -51,6 +52,7 @@ type server struct {
 	openLauncher launcherOpener
 	ready        func(url string) // called once requests are answered; may be nil
 	measured     func(url string) // called with the address of --metrics-listen; may be nil
+	drain        time.Duration    // for which it still serves after the end of ctx, while /readyz fails
 
 	// Owned by Run.
 	steps   []step
@@ -71,6 +73,9 @@ type step struct {
 
 func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server {
 	v := &server{settings: s, stdout: stdout, log: log}
+	if os.Getenv("KUBERNETES_SERVICE_HOST") != "" { // this is a pod
+		v.drain = drainDelay
+	}
 	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
 		watch launcher.Observer) (launcher.Launcher, error) {
 		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm, v.flavors, v.rooms})
@@ -269,11 +274,11 @@ func (v *server) endKernelsAndWebsockets(gw *gateway.Gateway, kernels launcher.L
 	}
 }
 
-// setReady lets /readyz succeed. The registered step lets it fail and waits for --drain-delay.
+// setReady lets /readyz succeed. The registered step lets it fail and waits for drain.
 func (v *server) setReady(gw *gateway.Gateway) {
 	v.onStop("readiness", func(ctx context.Context) error {
 		gw.SetReady(false)
-		return pause(ctx, v.settings.DrainDelay)
+		return pause(ctx, v.drain)
 	})
 	gw.SetReady(true)
 }

@@ -41,7 +41,7 @@ func openUsers(s *settings.Settings, file *identity.File, log *slog.Logger) (*id
 	}
 	if s.TokenReview {
 		kube.LogTo(log)
-		cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext, kube.Rate{QPS: s.KubeQPS, Burst: s.KubeBurst})
+		cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Place("auth-token-review"), err)
 		}

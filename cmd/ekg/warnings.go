@@ -34,6 +34,9 @@ func (v *server) logWarnings(ctx context.Context) {
 	if slices.Contains(s.AllowOrigins, gateway.AnyOrigin) {
 		v.log.Warn("pages of all hosts may use the gateway: a page that has a token can run code")
 	}
+	for _, gone := range settings.RemovedVariables(os.Environ()) {
+		v.log.Warn("an environment variable has no effect any more: "+gone.Instead, logkey.Names, gone.Name)
+	}
 	if stray := settings.StrayVariables(os.Environ()); len(stray) > 0 {
 		v.log.Warn("environment variables without effect", logkey.Names, strings.Join(stray, ", "))
 	}

@@ -145,7 +145,7 @@ var (
 	metricKubeRequestTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
 		"Time until the Kubernetes API server has begun to answer."}
 	metricKubeWait = Metric{"ekg_kube_limiter_seconds", "histogram", []string{"client"}, false,
-		"Time for which requests to the Kubernetes API server have waited because of --kube-qps. Requests for leases have " +
+		"Time for which requests to the Kubernetes API server have waited because of its rate. Requests for leases have " +
 			"a limit of their own."}
 	metricAuditErrors = Metric{"ekg_audit_failures_total", "counter", nil, false,
 		"Entries that could not be written to the audit log."}

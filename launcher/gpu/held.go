@@ -6,7 +6,6 @@ type Held struct {
 	Model       string   `json:"model,omitempty"`
 	Profile     string   `json:"profile,omitempty"`      // of an instance (MIG); "": it is a whole GPU
 	MemoryTotal int64    `json:"memory_total,omitempty"` // bytes; 0: unknown
-	Shares      int      `json:"shares"`                 // kernels that it is offered to at one time; 1: not shared
 	Healthy     bool     `json:"healthy"`
 	Error       string   `json:"error,omitempty"` // why it is not healthy
 	Holders     []Holder `json:"holders"`

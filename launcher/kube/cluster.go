@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,21 +23,19 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Defaults of Rate.
-const (
-	DefaultQPS   = 100
-	DefaultBurst = 200
-)
-
-// leaseRate is the rate of the requests for leases: two elections with a request per second each, and their retries.
-var leaseRate = Rate{QPS: 10, Burst: 20}
-
-// Rate bounds the requests of one gateway to the API server, except those for leases. The server has limits of its own;
-// a rate contains a fault of the gateway.
-type Rate struct {
-	QPS   int // requests per second; 0 for DefaultQPS
-	Burst int // requests at one moment after a pause; 0 for DefaultBurst
+// rate bounds the requests of one gateway to the API server. The server has limits of its own; a rate contains a fault
+// of the gateway.
+type rate struct {
+	qps   int // requests per second
+	burst int // requests at one moment after a pause
 }
+
+var (
+	// requestRate is the rate of all requests but those for leases.
+	requestRate = rate{qps: 100, burst: 200}
+	// leaseRate is the rate of the requests for leases: two elections with a request per second each, and their retries.
+	leaseRate = rate{qps: 10, burst: 20}
+)
 
 // ownNamespace is the file in which a pod finds the name of its namespace.
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -66,7 +63,7 @@ var logTo sync.Once
 // Connect finds the cluster as kubectl does: by the given kubeconfig file or the one that KUBECONFIG names; else, in a
 // pod, by its service account; else by ~/.kube/config. context is one of the file's contexts, "" for its current one.
 // Connect sends no request.
-func Connect(kubeconfig, context string, rate Rate) (*Cluster, error) {
+func Connect(kubeconfig, context string) (*Cluster, error) {
 	if kubeconfig == "" && context == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
 		config, err := rest.InClusterConfig()
 		if err == nil {
@@ -74,7 +71,7 @@ func Connect(kubeconfig, context string, rate Rate) (*Cluster, error) {
 			if err != nil {
 				return nil, err
 			}
-			return newCluster(config, strings.TrimSpace(string(namespace)), true, rate)
+			return newCluster(config, strings.TrimSpace(string(namespace)), true, requestRate)
 		}
 		if !errors.Is(err, rest.ErrNotInCluster) {
 			return nil, err
@@ -96,15 +93,15 @@ func Connect(kubeconfig, context string, rate Rate) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newCluster(config, namespace, false, rate)
+	return newCluster(config, namespace, false, requestRate)
 }
 
-func newCluster(config *rest.Config, namespace string, inside bool, rate Rate) (*Cluster, error) {
+func newCluster(config *rest.Config, namespace string, inside bool, r rate) (*Cluster, error) {
 	config.UserAgent = "ekg"
 	requests := new(requestCounter)
 	requests.countRequests(config)
 	forLeases := rest.CopyConfig(config)
-	requests.limit(config, "requests", Rate{cmp.Or(rate.QPS, DefaultQPS), cmp.Or(rate.Burst, DefaultBurst)})
+	requests.limit(config, "requests", r)
 	requests.limit(forLeases, "leases", leaseRate)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -33,7 +33,7 @@ func TestCluster_ChoosesUsers(t *testing.T) {
 				_, _ = w.Write([]byte(`{"kind": "APIGroup", "apiVersion": "v1"}`))
 			}))
 			defer server.Close()
-			c, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, Rate{})
+			c, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, requestRate)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -323,9 +323,9 @@ func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map
 	return err
 }
 
-// pruneEndings removes the config maps whose hour is older than KeepEndings.
+// pruneEndings removes the config maps whose hour is older than keepEndings.
 func (l *Launcher) pruneEndings(ctx context.Context) {
-	oldest := endingsPrefix + l.clusterNow().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
+	oldest := endingsPrefix + l.clusterNow().Add(-keepEndings).UTC().Format(endingsHour)
 	for _, ns := range l.homeSpaces {
 		if l.denial(ns) != "" {
 			continue
@@ -375,7 +375,7 @@ func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err // the last ending may be unknown
 	}
-	oldest := l.clusterNow().Add(-l.opts.KeepEndings)
+	oldest := l.clusterNow().Add(-keepEndings)
 	all := []launcher.EndedKernel{}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -115,9 +115,8 @@ func TestEndings(t *testing.T) {
 		}
 	})
 	t.Run("old endings are removed", func(t *testing.T) {
-		now := at.Add(72 * time.Hour)
-		l := openTest(t, c, func(o *Options, tm *timing) {
-			o.KeepEndings = 72 * time.Hour
+		now := at.Add(keepEndings)
+		l := openTest(t, c, func(_ *Options, tm *timing) {
 			tm.now = func() time.Time { return now }
 		})
 		l.pruneEndings(t.Context())
@@ -372,7 +371,7 @@ func TestEnded(t *testing.T) {
 	}
 	used(openTest(t, c, nil), idB)
 	old := openTest(t, c, func(o *Options, tm *timing) {
-		tm.now = func() time.Time { return time.Now().Add(DefaultKeepEndings + time.Minute) }
+		tm.now = func() time.Time { return time.Now().Add(keepEndings + time.Minute) }
 	})
 	if got := ids(old); len(got) > 0 {
 		t.Errorf("after their time: %v", got)

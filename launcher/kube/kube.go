@@ -50,15 +50,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Defaults of Options.
 const (
-	DefaultStartLimit = 30 * time.Minute
-	// DefaultKeepEndings is how long the cluster keeps the reasons of kernels' ends.
-	DefaultKeepEndings = 7 * 24 * time.Hour
-)
-
-const (
-	apiTime = 10 * time.Second // for one request to the API server: a frozen server must not freeze the gateway
+	apiTime     = 10 * time.Second   // for one request to the API server: a frozen server must not freeze the gateway
+	startLimit  = 30 * time.Minute   // a start without progress for so long is given up
+	keepEndings = 7 * 24 * time.Hour // how long the cluster keeps the reasons of kernels' ends, in whole hours
 )
 
 // Options configures a Launcher.
@@ -74,16 +69,12 @@ type Options struct {
 	SecondMasterKey []byte
 
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
-	StartLimit time.Duration // a start without progress for so long is given up; 0 for DefaultStartLimit
 	Log        *slog.Logger
 	Observer   launcher.Observer // nil: events are ignored
 	Limits     launcher.Limits   // the same for all gateways of the same kernels; nil: no limits
 
 	// EvictIdleAfter is how long a kernel is idle before the cluster's autoscalers may evict its pod; 0: they never may.
 	EvictIdleAfter time.Duration
-
-	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, in whole hours; 0 for DefaultKeepEndings.
-	KeepEndings time.Duration
 
 	// WatchNodes says to announce in notebooks that a kernel's node will go away. It needs the right to list and watch
 	// nodes. Without the right, the gateway goes on without it.
@@ -307,13 +298,11 @@ func (o *Options) complete() error {
 		o.Observer = launcher.NoObserver
 	}
 	o.DeadLinger = cmp.Or(o.DeadLinger, api.DefaultDeadLinger)
-	o.StartLimit = cmp.Or(o.StartLimit, DefaultStartLimit)
-	o.KeepEndings = cmp.Or(o.KeepEndings, DefaultKeepEndings)
 	switch {
 	case o.Cluster == nil:
 		return errors.New("Cluster: none given")
-	case o.DeadLinger < 0 || o.StartLimit < 0 || o.KeepEndings < 0 || o.EvictIdleAfter < 0:
-		return errors.New("DeadLinger, StartLimit, KeepEndings, EvictIdleAfter: negative")
+	case o.DeadLinger < 0 || o.EvictIdleAfter < 0:
+		return errors.New("DeadLinger, EvictIdleAfter: negative")
 	}
 	if err := o.checkKeys(); err != nil {
 		return err

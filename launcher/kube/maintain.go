@@ -108,7 +108,7 @@ func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) 
 
 // endOverdue ends a kernel whose start has made no progress for too long, or can no longer succeed.
 func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
-	now, limit, events := l.clusterNow(), l.startLimit(pod), l.eventsOf(pod)
+	now, limit, events := l.clusterNow(), startLimitOf(pod), l.eventsOf(pod)
 	l.mu.Lock()
 	dequeued := k.dequeued
 	l.mu.Unlock()
@@ -129,13 +129,13 @@ func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
 	}
 }
 
-// startLimit is how long a start may make no progress: the operator's limit, or the client's if that is longer.
-func (l *Launcher) startLimit(pod *corev1.Pod) time.Duration {
+// startLimitOf is how long a start may make no progress: startLimit, or the client's limit if that is longer.
+func startLimitOf(pod *corev1.Pod) time.Duration {
 	seconds, err := strconv.Atoi(pod.Annotations[podspec.AnnotationLaunchTimeout])
 	if err != nil { // it is absent
-		return l.opts.StartLimit
+		return startLimit
 	}
-	return max(l.opts.StartLimit, time.Duration(seconds)*time.Second)
+	return max(startLimit, time.Duration(seconds)*time.Second)
 }
 
 // mayBeEvicted reports whether the cluster's autoscalers may evict a kernel's pod. Then no request runs, no page is

@@ -201,7 +201,7 @@ func TestRequestCounter(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 	}))
 	defer server.Close()
-	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, Rate{})
+	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, requestRate)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestLeases_OwnRate(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 	}))
 	defer server.Close()
-	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, Rate{QPS: 1, Burst: 1})
+	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, rate{qps: 1, burst: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestLeases_OwnRate(t *testing.T) {
 			}
 		})
 	}
-	for range leaseRate.Burst {
+	for range leaseRate.burst {
 		asking, done := context.WithTimeout(t.Context(), 5*time.Second)
 		if _, _, err := lease.Get(asking); !apierrors.IsForbidden(err) {
 			t.Errorf("the lease is not read: %v", err)
@@ -255,7 +255,7 @@ func TestLeases_OwnRate(t *testing.T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.waits["requests"]) != 800 || slices.Max(h.waits["requests"]) == 0 ||
-		len(h.waits["leases"]) != leaseRate.Burst {
+		len(h.waits["leases"]) != leaseRate.burst {
 		t.Errorf("reported are %d and %d waits", len(h.waits["requests"]), len(h.waits["leases"]))
 	}
 }

@@ -28,9 +28,9 @@ func (a *requestCounter) countRequests(config *rest.Config) {
 }
 
 // limit bounds the rate of a configuration's clients, and makes them report how long requests wait for it.
-func (a *requestCounter) limit(config *rest.Config, client string, r Rate) {
-	config.QPS, config.Burst = float32(r.QPS), r.Burst
-	config.RateLimiter = &timedLimiter{flowcontrol.NewTokenBucketRateLimiter(config.QPS, r.Burst), client, a}
+func (a *requestCounter) limit(config *rest.Config, client string, r rate) {
+	config.QPS, config.Burst = float32(r.qps), r.burst
+	config.RateLimiter = &timedLimiter{flowcontrol.NewTokenBucketRateLimiter(config.QPS, r.burst), client, a}
 }
 
 // timedLimiter reports how long requests wait for their turn.

@@ -109,9 +109,9 @@ func TestEndings_FullHour(t *testing.T) {
 		}
 	}
 	t.Run("old ones are removed", func(t *testing.T) {
-		now := at.Add(73 * time.Hour)
-		l := openTest(t, c, func(o *Options, tm *timing) {
-			o.KeepEndings, tm.now = 72*time.Hour, func() time.Time { return now }
+		now := at.Add(keepEndings + time.Hour)
+		l := openTest(t, c, func(_ *Options, tm *timing) {
+			tm.now = func() time.Time { return now }
 		})
 		l.pruneEndings(t.Context())
 		if maps := c.endingsMaps(t); len(maps) > 0 {

@@ -14,7 +14,7 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 		return nil, err // a kernel, or its ending, may be unknown
 	}
 	now := l.clusterNow()
-	oldest := now.Add(-l.opts.KeepEndings)
+	oldest := now.Add(-keepEndings)
 	all := []launcher.KernelUsage{}
 	l.mu.Lock()
 	defer l.mu.Unlock()

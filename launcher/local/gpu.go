@@ -48,9 +48,6 @@ func (l *Launcher) gpusOf(f *flavor.Flavor, env map[string]string) (r gpuRequest
 			return r, nil
 		}
 		r.want = &devices.Want{Count: int(count)}
-		if l.opts.GPUShares > 1 && count == 1 {
-			r.want.Share = gpu.One.Times(1, int64(l.opts.GPUShares))
-		}
 	} else if r.want, err = wantOf(f); err != nil {
 		return r, err
 	}

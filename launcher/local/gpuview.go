@@ -81,30 +81,27 @@ func (l *Launcher) viewOf(held []gpu.Held, reason string, holders []warmHolder) 
 // addToPool adds a GPU to the pool of those of the same model and kind. The names of pools are those of NVIDIA's device
 // plugin.
 func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held, warm map[string]warmEntry) {
-	resource, unit, size := "nvidia.com/gpu", launcher.UnitGPU, float64(max(1, h.Shares))
+	resource := "nvidia.com/gpu"
 	if h.Profile != "" {
 		resource = "nvidia.com/mig-" + h.Profile
 	}
-	if h.Shares > 1 {
-		unit = launcher.UnitShare
-	}
 	at := slices.IndexFunc(node.Pools, func(p launcher.GPUPool) bool {
-		return p.Resource == resource && p.Model == h.Model && p.Unit == unit
+		return p.Resource == resource && p.Model == h.Model
 	})
 	if at < 0 {
 		at = len(node.Pools)
-		node.Pools = append(node.Pools, launcher.GPUPool{Resource: resource, Model: h.Model, Unit: unit})
+		node.Pools = append(node.Pools, launcher.GPUPool{Resource: resource, Model: h.Model, Unit: launcher.UnitGPU})
 	}
 	pool := &node.Pools[at]
 	if h.Healthy {
-		pool.Total += size
+		pool.Total++
 	} else {
-		pool.Unhealthy += size
+		pool.Unhealthy++
 	}
 	index := len(pool.Devices)
-	pool.Devices = append(pool.Devices, launcher.GPUDevice{Index: index, UUID: h.UUID, Total: size})
+	pool.Devices = append(pool.Devices, launcher.GPUDevice{Index: index, UUID: h.UUID, Total: 1})
 	for _, holder := range h.Holders {
-		amount := size * holder.Share.Float()
+		amount := holder.Share.Float()
 		one, holders := launcher.GPUHolder{}, &pool.Holders
 		if e, is := warm[holder.Kernel]; is {
 			one, holders = e.holds(amount), &pool.Warm

@@ -12,11 +12,11 @@ import (
 func TestEnough(t *testing.T) {
 	half := gpu.One / 2
 	held := []gpu.Held{
-		{UUID: "GPU-a", Model: "T4", Healthy: true, Shares: 1, Holders: []gpu.Holder{{Kernel: "a", Share: gpu.One}}},
-		{UUID: "GPU-b", Model: "T4", Healthy: true, Shares: 2,
+		{UUID: "GPU-a", Model: "T4", Healthy: true, Holders: []gpu.Holder{{Kernel: "a", Share: gpu.One}}},
+		{UUID: "GPU-b", Model: "T4", Healthy: true,
 			Holders: []gpu.Holder{{Kernel: "b", Share: half}, {Kernel: "c", Share: half}}},
-		{UUID: "GPU-x", Model: "T4", Shares: 1, Holders: []gpu.Holder{{Kernel: "x", Share: gpu.One}}},
-		{UUID: "GPU-d", Model: "A100", Healthy: true, Shares: 1, Holders: []gpu.Holder{{Share: gpu.One}}},
+		{UUID: "GPU-x", Model: "T4", Holders: []gpu.Holder{{Kernel: "x", Share: gpu.One}}},
+		{UUID: "GPU-d", Model: "A100", Healthy: true, Holders: []gpu.Holder{{Share: gpu.One}}},
 	}
 	for what, c := range map[string]struct {
 		want devices.Want

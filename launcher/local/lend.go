@@ -108,7 +108,7 @@ func (l *Launcher) GPUs(ctx context.Context) (all []gpu.Held, reason string, err
 	case <-l.ctx.Done():
 	}
 	list := l.gpuList()
-	all, err = l.pool.Held(ctx, list, l.opts.GPUShares)
+	all, err = l.pool.Held(ctx, list)
 	if err != nil {
 		return nil, "", fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}

@@ -434,11 +434,10 @@ func TestLend_NoDriver(t *testing.T) {
 func TestLend_Shares(t *testing.T) {
 	p := newPlace(t)
 	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"))
-	with := p.change
-	p.change = func(o *Options, tm *timing) { with(o, tm); o.GPUShares = 2 }
 	l := p.launcher()
-	half := p.mustStart(l, 1, "1")
-	p.mustStart(l, 2, "1")
+	halves := flavored(flavor.Flavor{Name: "half", Replica: &flavor.Replica{Replicas: 2}})
+	half := p.mustStart(l, 1, "", halves)
+	p.mustStart(l, 2, "", halves)
 	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {2}}) // the one with the most left
 	if half.GPUs != gpu.One/2 || p.env(1, memoryVariable) != "8192000000" || p.env(1, mpsVariable) != "0=7812M" ||
 		p.env(1, jaxVariable) != "0.5" {
@@ -449,7 +448,7 @@ func TestLend_Shares(t *testing.T) {
 	if !strings.HasPrefix(k.Reason, waitsForOne) || k.Flavor != "t4" {
 		t.Errorf("a kernel that wants a GPU for itself is %+v", k)
 	}
-	if k := p.mustStart(l, 4, "1"); !strings.Contains(k.Reason, "it waits for 0.5 of a GPU: 0 of 2 are held by other "+
+	if k := p.mustStart(l, 4, "", halves); !strings.Contains(k.Reason, "it waits for 0.5 of a GPU: 0 of 2 are held by other "+
 		"kernels, and kernels that have waited for longer get 2") {
 		t.Errorf("one that comes later is %+v", k)
 	}

@@ -74,7 +74,6 @@ type Options struct {
 	// GPUSamples is the time between two samples of the GPUs that a kernel's CUDA_VISIBLE_DEVICES names. 0, or no
 	// GPUProgram: there are no samples.
 	GPUSamples time.Duration
-	GPUShares  int // into how many parts a GPU is divided for kernels that ask for one and have no flavor; 0: 1
 
 	LogLimit   int64         // bound of one kernel's message log, in bytes; 0: it follows the free space of the disk
 	LogTotal   int64         // bound of all logs together, in bytes; 0: it follows the free space of the disk
@@ -280,8 +279,6 @@ func (o *Options) complete() error {
 		return errors.New("LogLimit, LogTotal: negative")
 	case o.StopGrace < 0 || o.DeadLinger < 0:
 		return errors.New("StopGrace, DeadLinger: negative")
-	case o.GPUShares < 0 || o.GPUShares > int(gpu.One):
-		return fmt.Errorf("GPUShares: %d is not a number from 0 to %d", o.GPUShares, int(gpu.One))
 	case o.Supervisor == "":
 		return errors.New("Supervisor: no path given")
 	}

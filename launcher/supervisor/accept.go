@@ -81,8 +81,6 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 			return nil
 		}
 		prompt = p
-	}
-	if m.Channel == jupyter.Stdin && s.cfg.Cull.Counts(h.MsgType) {
 		s.clock.Used()
 	}
 	r := s.registerLocked(c.session, &m, h)

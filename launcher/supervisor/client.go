@@ -3,7 +3,6 @@ package supervisor
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -179,9 +178,7 @@ func (s *Supervisor) detachLocked(c *clientConn, end session.End) {
 
 // activateLocked notes that a client uses its connection: it has sent a message, or answered pings.
 func (s *Supervisor) activateLocked(c *clientConn) {
-	if s.sessions.Activate(c.attachment) && slices.Contains(s.cfg.Cull.Activity, api.ActivityConnections) {
-		s.clock.Used()
-	}
+	s.sessions.Activate(c.attachment)
 }
 
 // Receive implements connection.Handler.

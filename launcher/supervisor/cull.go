@@ -133,16 +133,6 @@ func (s *Supervisor) showLocked(l *cellDisplay, text string) {
 	}
 }
 
-// noteRESTRequest restarts the idle clock if REST requests count as activity.
-func (s *Supervisor) noteRESTRequest() {
-	if !slices.Contains(s.cfg.Cull.Activity, api.ActivityREST) {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.clock.Used()
-}
-
 // patchKernel sets the time until which the kernel is kept, whether or not it is idle.
 func (s *Supervisor) patchKernel(w http.ResponseWriter, r *http.Request) error {
 	var body struct {

@@ -190,46 +190,33 @@ func TestCull(t *testing.T) {
 	}{{"no page open", false, false, false}, {"a page open", true, false, false},
 		{"no page open, and pages protect", false, true, false}, {"a page open, and pages protect", true, true, true}}
 	for _, msgType := range types {
-		for _, counts := range []bool{false, true} {
-			cull := api.Cull{IdleTimeout: time.Hour, Warning: 5 * time.Minute}
-			if counts {
-				cull.Activity = api.CullActivities()
-			}
-			restarts := msgType == "execute_request" ||
-				counts && msgType != "create_subshell_request" && msgType != "usage_request"
-			for _, kind := range kinds {
-				for _, c := range connections {
-					t.Run(fmt.Sprintf("%s/counts %v/%s/%s", msgType, counts, kind.name, c.name), func(t *testing.T) {
-						cull := cull
-						cull.Unattended = c.unattended
-						cull.Activity = slices.DeleteFunc(slices.Clone(cull.Activity), func(a string) bool {
-							return a == api.ActivityConnections
-						})
-						i := newIdling(t, cull)
-						if c.connected {
-							i.connects("ann")
+		for _, kind := range kinds {
+			for _, c := range connections {
+				t.Run(fmt.Sprintf("%s/%s/%s", msgType, kind.name, c.name), func(t *testing.T) {
+					i := newIdling(t, api.Cull{IdleTimeout: time.Hour, Warning: 5 * time.Minute, Unattended: c.unattended})
+					if c.connected {
+						i.connects("ann")
+					}
+					events := []happening{{begin, i.status(msgType, "1", api.Busy)}}
+					want := kind.other
+					if kind.lasts > 0 {
+						end := begin + kind.lasts
+						events = append(events, happening{end, i.status(msgType, "1", api.Idle)})
+						if msgType == "execute_request" {
+							want = end + time.Hour
 						}
-						events := []happening{{begin, i.status(msgType, "1", api.Busy)}}
-						want := kind.other
-						if kind.lasts > 0 {
-							end := begin + kind.lasts
-							events = append(events, happening{end, i.status(msgType, "1", api.Idle)})
-							if restarts {
-								want = end + time.Hour
-							}
-						}
-						if c.protects {
-							want = never
-						}
-						at, reason := i.run(100*time.Hour, events...)
-						if at != want {
-							t.Errorf("culled at %v (%s), want %v", at, reason, want)
-						}
-						if at != never && !strings.HasPrefix(reason, "it was idle for 1h") && kind.lasts < time.Hour {
-							t.Errorf("the reason is %q", reason)
-						}
-					})
-				}
+					}
+					if c.protects {
+						want = never
+					}
+					at, reason := i.run(100*time.Hour, events...)
+					if at != want {
+						t.Errorf("culled at %v (%s), want %v", at, reason, want)
+					}
+					if at != never && !strings.HasPrefix(reason, "it was idle for 1h") && kind.lasts < time.Hour {
+						t.Errorf("the reason is %q", reason)
+					}
+				})
 			}
 		}
 	}
@@ -301,19 +288,9 @@ func TestCull_More(t *testing.T) {
 			i.s.clock.Reset(api.Starting)
 			return []happening{{3 * hour, func() { i.s.mu.Lock(); defer i.s.mu.Unlock(); i.s.clock.Ready() }}}
 		}, 4 * hour, "it was idle for 1h0m0s"},
-		{"a new page counts", api.Cull{IdleTimeout: hour, Activity: []string{"connections"}},
-			func(i *idling) []happening {
-				return []happening{{minute, func() { i.connects("ann") }}}
-			}, hour + minute, "it was idle for 1h0m0s"},
 		{"a new page does not count", api.Cull{IdleTimeout: hour}, func(i *idling) []happening {
 			return []happening{{minute, func() { i.connects("ann") }}}
 		}, hour, "it was idle for 1h0m0s"},
-		{"a REST request counts", api.Cull{IdleTimeout: hour, Activity: []string{"rest"}}, func(i *idling) []happening {
-			return []happening{{minute, i.s.noteRESTRequest}}
-		}, hour + minute, "it was idle for 1h0m0s"},
-		{"a REST request does not count", api.Cull{IdleTimeout: hour},
-			func(i *idling) []happening { return []happening{{minute, i.s.noteRESTRequest}} },
-			hour, "it was idle for 1h0m0s"},
 		{"pages protect until all are closed", api.Cull{IdleTimeout: hour, Unattended: true}, func(i *idling) []happening {
 			a, b := i.connects("ann"), i.connects("bob")
 			return []happening{{minute, func() { i.s.leave(a) }}, {9 * hour, func() { i.s.leave(b) }}}

@@ -43,7 +43,6 @@ func (s *Supervisor) Handler() http.Handler {
 			if err := s.refuseWarm(); err != nil {
 				return err
 			}
-			s.noteRESTRequest()
 			return f(w, r)
 		})
 	}

@@ -201,7 +201,7 @@ var withoutCounterpart = []option{
 	{group: appBase, traits: []string{"answer_yes", "config_file", "config_file_name", "generate_config", "show_config",
 		"show_config_json"}, why: onlyCommand},
 	{group: mapping, traits: []string{"kernel_info_timeout"}, env: []string{"EG_KERNEL_INFO_TIMEOUT"},
-		why: "--start-limit ends a start without progress"},
+		why: "30 minutes without progress end a start"},
 	{group: mapping, traits: []string{"buffer_offline_messages"}, why: "output is always kept, up to --log-limit"},
 	{group: mapping, traits: []string{"allowed_message_types", "allow_tracebacks", "traceback_replacement_message"},
 		why: "ekg passes on all messages of a kernel unchanged"},
@@ -230,7 +230,7 @@ var withoutCounterpart = []option{
 	{env: []string{"EG_MIRROR_WORKING_DIRS"}, why: "metadata.ekg.workingDir of a kernelspec sets the working directory"},
 	{env: []string{"EG_POD_TEMPLATE_DIR"}, why: "ekg runs no templates; metadata.ekg describes the pod"},
 	{env: []string{"EG_KERNEL_LAUNCH_TIMEOUT"}, why: "KERNEL_LAUNCH_TIMEOUT of a client works. Without it, --start-wait " +
-		"is how long a POST waits; the start goes on then, and --start-limit ends one without progress"},
+		"is how long a POST waits; the start goes on then, and 30 minutes without progress end it"},
 	{env: []string{"EG_POLL_INTERVAL", "EG_MAX_POLL_ATTEMPTS", "EG_RESTART_STATUS_POLL_INTERVAL"}, why: noPoll},
 	{env: []string{"EG_SOCKET_TIMEOUT", "EG_RESPONSE_IP", "EG_RESPONSE_PORT", "EG_RESPONSE_PORT_RETRIES",
 		"EG_RESPONSE_ADDR_ANY", "EG_PROHIBITED_LOCAL_IPS"}, why: noResponse},

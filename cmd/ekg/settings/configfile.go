@@ -52,6 +52,9 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 		o, ok := optionNamed(key.Value)
 		before, twice := values[key.Value]
 		switch {
+		case Removed(key.Value) != "":
+			fail("was removed: %s", Removed(key.Value))
+			continue
 		case !ok:
 			fail("no such setting")
 			continue

@@ -32,7 +32,7 @@ func TestConfigFile_Refuses(t *testing.T) {
 		{"no mapping", "- a\n", "%s:1: is not a mapping of settings"},
 		{"two documents", "token: a\n---\ntoken: b\n", "%s: holds more than one document"},
 		{"bad value", "# x\nstart-wait: 5\n", "%s:2: start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms"},
-		{"bad boolean", "no-auth: perhaps\n", "%s:1: no-auth: \"perhaps\" is not true or false"},
+		{"bad boolean", "no-auth: perhaps\n", "%s:1: no-auth: \"perhaps\" is not true, false or remote"},
 		{"gateway's own check", "allow-host: a/b\n",
 			"%s:1: allow-host: \"a/b\" is not a host name or address without a port"},
 	}

@@ -141,13 +141,9 @@ var gatewaySettings = []group{
 		},
 		{
 			Name: "no-auth", Env: []string{"EKG_NO_AUTH"}, def: "false",
-			value: boolean(func(s *Settings) *bool { return &s.NoAuth }),
-			Usage: "accept requests without a token: anyone who reaches the port can run code",
-		},
-		{
-			Name: "allow-unauthenticated-remote", Env: []string{"EKG_ALLOW_UNAUTHENTICATED_REMOTE"}, def: "false",
-			value: boolean(func(s *Settings) *bool { return &s.AllowUnauthenticatedRemote }),
-			Usage: "allow --no-auth on an address that other machines reach",
+			value: noAuth,
+			Usage: "accept requests without a token: anyone who reaches the port can run code. --no-auth=remote allows that " +
+				"on an address that other machines reach",
 		},
 	}},
 	{"Limit what users may use", []Option{

@@ -1,7 +1,6 @@
 package settings
 
 import (
-	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -54,17 +53,6 @@ var idleSettings = []group{
 				"0: never. With --launcher local, the program ekg-gpu must lie beside ekg-supervisor",
 		},
 		{
-			Name: "cull-activity", Env: []string{"EKG_CULL_ACTIVITY"},
-			value: list(func(s *Settings) *[]string { return &s.CullActivity }, oneOf(api.CullActivities()...)),
-			Usage: "what ends the idle time of a kernel, besides cells and answers to prompts: " +
-				strings.Join(api.CullActivities(), ", ") + "; repeatable",
-		},
-		{
-			Name: "cull-busy-limit", Env: []string{"EKG_CULL_BUSY_LIMIT"}, def: "0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.CullBusyLimit }),
-			Usage: "how long one request may keep a kernel busy before the kernel is culled; 0: no limit",
-		},
-		{
 			Name: "cull-max-age", Env: []string{"EKG_CULL_MAX_AGE"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.CullMaxAge }),
 			Usage: "how old a kernel may become before it is culled, idle or not; 0: no limit",
@@ -78,11 +66,6 @@ var idleSettings = []group{
 			Name: "cull-keep-limit", Env: []string{"EKG_CULL_KEEP_LIMIT"}, def: "24h0m0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.CullKeepLimit }),
 			Usage: "how long an owner may keep a kernel from being culled, counted from the request; 0: not at all",
-		},
-		{
-			Name: "cull-idle-max", Env: []string{"EKG_CULL_IDLE_MAX"}, def: "0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.CullIdleMax }),
-			Usage: "longest idle time that a kernelspec may set for its kernels (metadata.ekg.cull); 0: no limit",
 		},
 	}},
 }

@@ -74,12 +74,6 @@ var kernelSettings = []group{
 				"kernel has been idle for a minute and pages have its output. It keeps its variables, and loses its log",
 		},
 		{
-			Name: "local-gpu-shares", Env: []string{"EKG_LOCAL_GPU_SHARES"}, def: "1",
-			value: atLeastOne(func(s *Settings) *int { return &s.LocalGPUShares }),
-			Usage: "how many kernels of this machine share one GPU, if they ask for one GPU and name no flavor; see " +
-				"docs/gpus.md",
-		},
-		{
 			Name: "local-warm-gpus", Env: []string{"EKG_LOCAL_WARM_GPUS"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.LocalWarmGPUs }),
 			Usage: "let warm kernels of this machine hold GPUs. They end as soon as a kernel waits for these GPUs; see " +

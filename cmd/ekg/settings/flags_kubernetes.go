@@ -1,10 +1,8 @@
 package settings
 
 import (
-	"strconv"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -53,16 +51,6 @@ var kubernetesSettings = []group{
 			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},
 			value: boolean(func(s *Settings) *bool { return &s.FlavorsAsSpecs }),
 			Usage: "offer each kernelspec with each flavor as a kernelspec of its own, such as \"Python 3 (T4)\"",
-		},
-		{
-			Name: "kube-qps", Env: []string{"EKG_KUBE_QPS"}, def: strconv.Itoa(kube.DefaultQPS),
-			value: atLeastOne(func(s *Settings) *int { return &s.KubeQPS }),
-			Usage: "most requests that this gateway sends to the API server in a second. Requests for leases do not count",
-		},
-		{
-			Name: "kube-burst", Env: []string{"EKG_KUBE_BURST"}, def: strconv.Itoa(kube.DefaultBurst),
-			value: atLeastOne(func(s *Settings) *int { return &s.KubeBurst }),
-			Usage: "most requests that this gateway sends to the API server at once, after a pause",
 		},
 		{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},
@@ -114,12 +102,6 @@ var kubernetesSettings = []group{
 				"Pods run on such nodes only, unless their kernelspec chooses by that label",
 		},
 		{
-			Name: "home-limit", Env: []string{"EKG_HOME_LIMIT"}, def: formatSize(podspec.DefaultHomeLimit),
-			value: size(func(s *Settings) *int64 { return &s.HomeLimit }),
-			Usage: "size of the volume that a pod gets if the home folder of its image cannot be written. A pod that writes " +
-				"more is evicted, and its kernel is dead. 0: no limit",
-		},
-		{
 			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE", "EG_KERNEL_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.KernelImage }),
 			Usage: "image of kernels whose kernelspec names none",
@@ -152,21 +134,10 @@ var kubernetesSettings = []group{
 				"this key. New kernels get keys of the first one. A file that does not exist is ignored",
 		},
 		{
-			Name: "start-limit", Env: []string{"EKG_START_LIMIT"}, def: kube.DefaultStartLimit.String(),
-			value: duration(func(s *Settings) *time.Duration { return &s.StartLimit }, positive),
-			Usage: "how long the start of a kernel's pod may make no progress before the gateway ends it. Progress is a " +
-				"node, an image or the kernel's first answer. A longer KERNEL_LAUNCH_TIMEOUT of a request replaces it",
-		},
-		{
 			Name: "evict-idle-after", Env: []string{"EKG_EVICT_IDLE_AFTER"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.EvictIdleAfter }),
 			Usage: "how long a kernel is idle before autoscalers may evict its pod to remove a node; 0: never. A kernel " +
 				"that computes, is kept or has a connected page is not evicted",
-		},
-		{
-			Name: "keep-endings", Env: []string{"EKG_KEEP_ENDINGS"}, def: kube.DefaultKeepEndings.String(),
-			value: duration(func(s *Settings) *time.Duration { return &s.KeepEndings }, positive),
-			Usage: "how long the cluster keeps the reasons why kernels ended",
 		},
 		{
 			Name: "watch-nodes", Env: []string{"EKG_WATCH_NODES"},

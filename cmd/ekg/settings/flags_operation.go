@@ -1,7 +1,5 @@
 package settings
 
-import "time"
-
 // operationSettings are for the operation of the gateway.
 var operationSettings = []group{
 	{"Observe the gateway", []Option{
@@ -37,11 +35,6 @@ var operationSettings = []group{
 			Name: "stop-kernels-on-exit", Env: []string{"EKG_STOP_KERNELS_ON_EXIT"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.StopKernels }),
 			Usage: "stop all kernels when the gateway stops. Otherwise they keep running, and the next gateway adopts them",
-		},
-		{
-			Name: "drain-delay", Env: []string{"EKG_DRAIN_DELAY"}, def: "0s",
-			value: duration(func(s *Settings) *time.Duration { return &s.DrainDelay }),
-			Usage: "how long the gateway still serves after SIGTERM, while /readyz fails. Use 5s behind a load balancer",
 		},
 	}},
 }

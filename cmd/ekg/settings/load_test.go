@@ -125,12 +125,12 @@ func TestLoad_Cull(t *testing.T) {
 			from(nil, map[string]string{"EG_CULL_IDLE_TIMEOUT": "3600", "EKG_CULL_IDLE_TIMEOUT": "2h30m",
 				"EG_CULL_CONNECTED": "false", "EKG_CULL_CONNECTED": "true"}),
 			with(func(c *api.Cull) { c.IdleTimeout = 150 * time.Minute })},
-		{"flags", from(map[string][]string{"cull-busy-limit": {"8h"}, "cull-max-age": {"86400"}, "cull-warning": {"0"},
+		{"flags", from(map[string][]string{"cull-max-age": {"86400"}, "cull-warning": {"0"},
 			"cull-keep-limit": {"0"}, "cull-cpu": {"0.5"}, "cull-gpu": {"0.05"},
-			"cull-activity": {"comms", "rest"}, "cull-idle-timeout": {"1h"}, "cull-idle-max": {"4h"}}, nil),
+			"cull-idle-timeout": {"1h"}}, nil),
 			with(func(c *api.Cull) {
-				*c = api.Cull{BusyLimit: 8 * time.Hour, MaxAge: 24 * time.Hour, CPU: 0.5, GPU: 0.05,
-					Activity: []string{"comms", "rest"}, IdleTimeout: time.Hour, IdleMax: 4 * time.Hour, Interval: time.Minute}
+				*c = api.Cull{MaxAge: 24 * time.Hour, CPU: 0.5, GPU: 0.05,
+					IdleTimeout: time.Hour, Interval: time.Minute}
 			})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

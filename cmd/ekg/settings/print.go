@@ -61,11 +61,12 @@ func yamlLine(o Option, texts []string) (string, error) {
 		value = &yaml.Node{}
 	}
 	if o.value.shape == Toggle {
-		on, err := strconv.ParseBool(texts[0]) // YAML has fewer spellings than a flag
-		if err != nil {
-			return "", fmt.Errorf("%s: %w", o.Name, err)
+		// YAML has fewer spellings than a flag.
+		if on, err := strconv.ParseBool(texts[0]); err == nil {
+			value.Kind, value.Tag, value.Value = yaml.ScalarNode, "!!bool", strconv.FormatBool(on)
+		} else {
+			value.SetString(texts[0])
 		}
-		value.Kind, value.Tag, value.Value = yaml.ScalarNode, "!!bool", strconv.FormatBool(on)
 	} else if o.value.shape == Single {
 		value.SetString(texts[0])
 	} else {
@@ -150,15 +151,12 @@ func (s *Settings) Cull() api.Cull {
 		IdleTimeout: s.CullIdleTimeout,
 		Busy:        s.CullBusy,
 		Unattended:  !s.CullConnected,
-		BusyLimit:   s.CullBusyLimit,
 		MaxAge:      s.CullMaxAge,
 		KeepLimit:   s.CullKeepLimit,
 		Warning:     s.CullWarning,
 		Interval:    s.CullInterval,
 		CPU:         s.CullCPU,
 		GPU:         s.CullGPU,
-		Activity:    s.CullActivity,
-		IdleMax:     s.CullIdleMax,
 	}
 }
 

@@ -23,7 +23,6 @@ func TestPrintSettings_RoundTrip(t *testing.T) {
 		"state-dir":         {"rel"},
 		"cull-idle-timeout": {"90"},
 		"cull-cpu":          {"0.25"},
-		"cull-activity":     {"rest"},
 		"cull-connected":    {"false"},
 	}
 	s, err := Load(from(flags, nil))

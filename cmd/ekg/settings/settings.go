@@ -24,37 +24,37 @@ import (
 type Settings struct {
 	Config string
 
-	Listen                     string
-	BaseURL                    string
-	Token                      string
-	TokenFile                  string
-	UsersFile                  string
-	OIDCIssuer                 string
-	OIDCAudience               string
-	OIDCName                   string
-	OIDCGroups                 string
-	OIDCMaxAge                 time.Duration
-	TokenReview                bool
-	TokenAudiences             []string
-	HubAPI                     string
-	HubService                 string
-	AdminUsers                 []string
-	AdminGroups                []string
-	AuthorizedUsers            []string
-	UnauthorizedUsers          []string
-	AuthCache                  time.Duration
-	NoAuth                     bool
-	AllowUnauthenticatedRemote bool
-	AllowOrigins               []string
-	AllowHosts                 []string
-	CompressWebsockets         bool
-	TLSCert                    string
-	TLSKey                     string
-	MaxBody                    int64
-	StartsPerMinute            int
-	ConnectionsPerUser         int
-	ConnectionsPerKernel       int
-	Jobs                       jobs.Policy
+	Listen               string
+	BaseURL              string
+	Token                string
+	TokenFile            string
+	UsersFile            string
+	OIDCIssuer           string
+	OIDCAudience         string
+	OIDCName             string
+	OIDCGroups           string
+	OIDCMaxAge           time.Duration
+	TokenReview          bool
+	TokenAudiences       []string
+	HubAPI               string
+	HubService           string
+	AdminUsers           []string
+	AdminGroups          []string
+	AuthorizedUsers      []string
+	UnauthorizedUsers    []string
+	AuthCache            time.Duration
+	NoAuth               bool
+	NoAuthRemote         bool // NoAuth also on an address that other machines reach
+	AllowOrigins         []string
+	AllowHosts           []string
+	CompressWebsockets   bool
+	TLSCert              string
+	TLSKey               string
+	MaxBody              int64
+	StartsPerMinute      int
+	ConnectionsPerUser   int
+	ConnectionsPerKernel int
+	Jobs                 jobs.Policy
 
 	MaxKernels         int
 	MaxKernelsPerUser  int
@@ -74,7 +74,6 @@ type Settings struct {
 	ClientEnv          []string
 	InheritEnv         []string
 	UpgradeIdle        bool
-	LocalGPUShares     int
 	LocalWarmGPUs      bool
 	LogLimit           int64
 	LogTotal           int64
@@ -84,12 +83,9 @@ type Settings struct {
 	CullInterval    time.Duration
 	CullConnected   bool
 	CullBusy        bool
-	CullBusyLimit   time.Duration
 	CullMaxAge      time.Duration
 	CullWarning     time.Duration
 	CullKeepLimit   time.Duration
-	CullIdleMax     time.Duration
-	CullActivity    []string
 	CullCPU         float64
 	CullGPU         float64
 	GPUSamples      time.Duration
@@ -101,8 +97,6 @@ type Settings struct {
 	Flavors         string
 	FlavorsAsSpecs  bool
 	ProfilesAsSpecs bool
-	KubeQPS         int // requests per second
-	KubeBurst       int // requests at one moment
 	SupervisorImage string
 	SupervisorPodSettings
 	KernelImage         string
@@ -110,8 +104,6 @@ type Settings struct {
 	JobPriorityClass    string // of the pods of jobs; "": the cluster's default
 	MasterKeyFile       string
 	SecondMasterKeyFile string
-	StartLimit          time.Duration
-	KeepEndings         time.Duration
 	EvictIdleAfter      time.Duration
 	WatchNodes          bool
 	WatchGPUs           bool
@@ -120,7 +112,6 @@ type Settings struct {
 	PodIP               string
 
 	StopKernels   bool
-	DrainDelay    time.Duration
 	MetricsListen string
 	PProf         bool
 	AuditLog      string
@@ -139,7 +130,6 @@ type SupervisorPodSettings struct {
 	SupervisorMemoryLimit string
 	SupervisorUser        string // UserAuto, UserFixed or UserNamespace
 	SupervisorArch        []string
-	HomeLimit             int64 // bytes; 0: no limit
 }
 
 // Source is a kind of place for values. A higher one takes precedence.
@@ -362,9 +352,9 @@ func (s *Settings) check() error {
 		if s.TokenFile != "" {
 			refuse("token-file", "contradicts %s", s.origins["no-auth"].place)
 		}
-		if !s.AllowUnauthenticatedRemote && !IsLocal(s.Listen) {
+		if !s.NoAuthRemote && !IsLocal(s.Listen) {
 			refuse("no-auth", "other machines reach %s, and anyone who reaches it could run code; "+
-				"--allow-unauthenticated-remote allows that", s.Listen)
+				"--no-auth=remote allows that", s.Listen)
 		}
 	}
 	s.checkUsers(refuse)
@@ -377,14 +367,6 @@ func (s *Settings) check() error {
 			given = "tls-key"
 		}
 		refuse(given, "--tls-cert and --tls-key must be given together")
-	}
-	if s.CullIdleMax > 0 && (s.CullIdleTimeout == 0 || s.CullIdleTimeout > s.CullIdleMax) {
-		timeout := "no limit"
-		if s.CullIdleTimeout > 0 {
-			timeout = s.CullIdleTimeout.String()
-		}
-		refuse("cull-idle-max", "limits kernelspecs to an idle time of %s, but --cull-idle-timeout gives other kernels %s",
-			s.CullIdleMax, timeout)
 	}
 	if s.LogTotal > 0 && s.LogLimit > s.LogTotal {
 		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.LogLimit), formatSize(s.LogTotal))
@@ -420,7 +402,8 @@ func StrayVariables(environ []string) []string {
 	var stray []string
 	for _, e := range environ {
 		name, _, _ := strings.Cut(e, "=")
-		if !strings.HasPrefix(name, "EKG_") && !strings.HasPrefix(name, "EG_") || slices.Contains(known, name) {
+		if !strings.HasPrefix(name, "EKG_") && !strings.HasPrefix(name, "EG_") ||
+			slices.Contains(known, name) || Removed(optionOf(name)) != "" {
 			continue
 		}
 		if _, rest, _ := strings.Cut(name, "_"); strings.HasPrefix(rest, "SERVICE_") || rest == "PORT" ||

@@ -21,7 +21,7 @@ type Shape int
 const (
 	Single Shape = iota // one text
 	Many                // any number of texts
-	Toggle              // a flag without argument; true or false elsewhere
+	Toggle              // a flag without argument, or with one behind "="; true or false elsewhere
 )
 
 // value reads an option into settings and shows it.
@@ -68,6 +68,29 @@ func boolean(at func(*Settings) *bool) value {
 	}, strconv.FormatBool)
 	v.shape = Toggle
 	return v
+}
+
+// remote is the text of --no-auth that also allows an address that other machines reach.
+const remote = "remote"
+
+// noAuth is the value of --no-auth: a boolean, or remote.
+var noAuth = value{
+	shape: Toggle,
+	set: func(s *Settings, texts []string) error {
+		on, err := strconv.ParseBool(texts[0])
+		if texts[0] != remote && err != nil {
+			return fmt.Errorf("%q is not true, false or remote", texts[0])
+		}
+		s.NoAuthRemote = texts[0] == remote
+		s.NoAuth = on || s.NoAuthRemote
+		return nil
+	},
+	show: func(s *Settings) []string {
+		if s.NoAuthRemote {
+			return []string{remote}
+		}
+		return []string{strconv.FormatBool(s.NoAuth)}
+	},
 }
 
 func duration(at func(*Settings) *time.Duration, checks ...func(int64) error) value {
@@ -235,19 +258,6 @@ func count(at func(*Settings) *int) value {
 		}
 		return int(n), nil
 	}, strconv.Itoa)
-}
-
-// atLeastOne is a number of things that is not 0.
-func atLeastOne(at func(*Settings) *int) value {
-	v := count(at)
-	set := v.set
-	v.set = func(s *Settings, texts []string) error {
-		if err := set(s, texts); err != nil {
-			return err
-		}
-		return positive(int64(*at(s)))
-	}
-	return v
 }
 
 // most is a count that Enterprise Gateway has, too. A negative number means 0, which is no limit.

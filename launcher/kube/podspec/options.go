@@ -29,10 +29,6 @@ type Options struct {
 	// there each namespace has a range of its own. Without such a rule it runs as the user of its image.
 	ClusterChoosesUser bool
 
-	// HomeLimit bounds, in bytes, the volume that replaces home folders that cannot be written. The kubelet evicts a pod
-	// whose volume is larger. Negative: no bound.
-	HomeLimit int64
-
 	// Architectures are the values of kubernetes.io/arch for which SupervisorImage exists. Pods run on such nodes only,
 	// unless their kernelspec chooses by that label. Empty: any.
 	Architectures []string
@@ -53,9 +49,6 @@ func (o Options) withDefaults() Options {
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy()
 	}
-	if o.HomeLimit == 0 {
-		o.HomeLimit = DefaultHomeLimit
-	}
 	if o.StopGrace == 0 {
 		o.StopGrace = api.DefaultStopGrace
 	}
@@ -67,14 +60,6 @@ func (o Options) withDefaults() Options {
 	}
 	def(&o.SupervisorMemoryLimit, limit.String())
 	return o
-}
-
-// homeLimit returns the size limit of the volume for home folders, or nil.
-func (o *Options) homeLimit() *resource.Quantity {
-	if o.HomeLimit < 0 {
-		return nil
-	}
-	return resource.NewQuantity(o.HomeLimit, resource.BinarySI)
 }
 
 // logLimit returns the bytes of a kernel's log, and the percentage of the node's disk that it leaves free.

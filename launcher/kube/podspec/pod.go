@@ -77,8 +77,7 @@ const (
 	DefaultSupervisorMemory = "128Mi"
 	supervisorWork          = 512 << 20 // bytes
 
-	DefaultHomeLimit = 10 << 30 // bytes of the volume for home folders that cannot be written
-
+	homeLimit      = 10 << 30        // bytes of the volume for home folders that cannot be written; kubelets evict above
 	sharedLimit    = 64 << 20        // bytes of the volume with the supervisor's program
 	volumeLogLimit = 1 << 30         // bytes of a log whose operator sets no limit; it reserves nothing on the node
 	nodeKeepFree   = 20              // percent of the node's disk; kubelets evict pods and delete images at 10 or 15
@@ -124,7 +123,7 @@ func (b *builder) base() *corev1.Pod {
 					VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{DefaultMode: new(int32(0o444))}},
 				},
 				emptyDir(volumeSpill, resource.NewQuantity(2*logLimit+spillAllowance, resource.BinarySI), ""),
-				emptyDir(volumeHome, b.o.homeLimit(), ""),
+				emptyDir(volumeHome, resource.NewQuantity(homeLimit, resource.BinarySI), ""),
 			},
 		},
 	}

@@ -42,7 +42,7 @@ func TestBuild_Golden(t *testing.T) {
 				env["KERNEL_VOLUME_MOUNTS"] = strings.ReplaceAll(env["KERNEL_VOLUME_MOUNTS"], `"home"`, `"mine"`)
 				o.SupervisorPullPolicy, o.SupervisorPullSecrets = "IfNotPresent", []string{"ekg-registry"}
 				o.SupervisorCPU, o.SupervisorMemory, o.SupervisorMemoryLimit = "200m", "1Gi", "1Gi"
-				o.ClusterChoosesUser, o.HomeLimit, o.Architectures = true, -1, []string{"amd64", "arm64"}
+				o.ClusterChoosesUser, o.Architectures = true, []string{"amd64", "arm64"}
 				var err error
 				if o.Policy, err = ReadPolicy("testdata/fullest/policy.yaml"); err != nil {
 					t.Fatal(err)
@@ -320,10 +320,10 @@ func TestBuild_Deterministic(t *testing.T) {
 func TestBuild_Cull(t *testing.T) {
 	o := testOptions()
 	o.KernelImage = "kernel:1"
-	o.Cull = api.Cull{IdleTimeout: time.Hour, IdleMax: 2 * time.Hour, MaxAge: 24 * time.Hour, Warning: 5 * time.Minute}
+	o.Cull = api.Cull{IdleTimeout: time.Hour, MaxAge: 24 * time.Hour, Warning: 5 * time.Minute}
 	for ekg, want := range map[string]api.Cull{
 		`{}`: {IdleTimeout: time.Hour, MaxAge: 24 * time.Hour, Warning: 5 * time.Minute},
-		`{"cull": {"idleTimeout": "9h", "maxAge": "12h", "warning": "1m"}}`: {IdleTimeout: 2 * time.Hour,
+		`{"cull": {"idleTimeout": "9h", "maxAge": "12h", "warning": "1m"}}`: {IdleTimeout: 9 * time.Hour,
 			MaxAge: 12 * time.Hour, Warning: time.Minute},
 	} {
 		pod, err := Build(o, launcher.Request{ID: testID, Spec: specOf(ekg)}, testRecord("test"))

@@ -207,9 +207,8 @@ func (p *Pool) open(name string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(p.dir, name), os.O_RDWR|os.O_CREATE, 0o600)
 }
 
-// Held returns all units of the machine with their holders. shares is into how many parts a GPU is divided for kernels
-// that ask for nothing else.
-func (p *Pool) Held(ctx context.Context, list gpu.List, shares int) ([]gpu.Held, error) {
+// Held returns all units of the machine with their holders.
+func (p *Pool) Held(ctx context.Context, list gpu.List) ([]gpu.Held, error) {
 	unlock, err := p.lock(ctx)
 	if err != nil {
 		return nil, err
@@ -221,7 +220,7 @@ func (p *Pool) Held(ctx context.Context, list gpu.List, shares int) ([]gpu.Held,
 	}
 	all := []gpu.Held{}
 	for _, u := range units(list) {
-		h := gpu.Held{UUID: u.uuid, Model: u.model, Profile: u.profile, MemoryTotal: u.memory, Shares: max(1, shares),
+		h := gpu.Held{UUID: u.uuid, Model: u.model, Profile: u.profile, MemoryTotal: u.memory,
 			Healthy: u.err == "", Error: u.err, Holders: []gpu.Holder{}}
 		if u.uuid != "" {
 			s, err := p.look(u, parts[u.uuid])

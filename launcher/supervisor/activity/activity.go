@@ -41,8 +41,7 @@ var untracked = map[string]bool{
 type Clock struct {
 	// Fixed.
 	now      func() time.Time
-	counts   func(msgType string) bool // whether the end of such a request restarts the idle clock
-	longWork time.Duration             // the constant, or less where limits are short
+	longWork time.Duration // the constant, or less where limits are short
 
 	version      uint64 // counts changes that may change the plan, except for output
 	state        api.State
@@ -72,7 +71,6 @@ type request struct {
 func NewClock(now func() time.Time, cull *api.Cull) Clock {
 	c := Clock{
 		now:        now,
-		counts:     cull.Counts,
 		longWork:   longWork,
 		busy:       map[key]time.Time{},
 		inProgress: map[key]*request{},
@@ -197,11 +195,16 @@ func (c *Clock) end(k key) {
 	r := c.inProgress[k]
 	delete(c.inProgress, k)
 	switch now := c.now(); {
-	case c.counts(k.msgType):
+	case restartsIdle(k.msgType):
 		c.Used()
 	case r != nil && !r.since.IsZero() && now.Sub(r.since) >= c.longWork:
 		c.idle.LongWork = now
 	}
+}
+
+// restartsIdle reports whether the end of a request of this type restarts the idle clock.
+func restartsIdle(msgType string) bool {
+	return msgType == "execute_request" || msgType == "input_reply"
 }
 
 // Used restarts the idle clock.
@@ -276,7 +279,7 @@ func (c *Clock) Usage() (u Usage, polling bool) {
 		if !r.since.IsZero() && (u.BusySince.IsZero() || r.since.Before(u.BusySince)) {
 			u.BusySince = r.since
 		}
-		polling = polling && !c.counts(k.msgType) && c.now().Sub(r.since) < c.longWork
+		polling = polling && !restartsIdle(k.msgType) && c.now().Sub(r.since) < c.longWork
 	}
 	return u, polling
 }

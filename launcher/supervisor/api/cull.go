@@ -2,8 +2,6 @@ package api
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -24,9 +22,6 @@ type Cull struct {
 	Interval    time.Duration `json:"interval,omitempty"`     // between two checks; 0: DefaultCullInterval
 	CPU         float64       `json:"cpu,omitempty"`          // more processors in use: busy; 0: not measured
 	GPU         float64       `json:"gpu,omitempty"`          // more GPUs in use: busy; 0: not measured
-	Activity    []string      `json:"activity,omitempty"`     // names of CullActivities, which also restart the idle clock
-
-	IdleMax time.Duration `json:"-"` // longest IdleTimeout that a kernelspec may set; 0: any
 }
 
 // The names of Cull's limits, in Ending.CulledFor and in metrics.
@@ -39,33 +34,7 @@ const (
 // DefaultCullInterval is the longest time between two checks of a kernel against its limits.
 const DefaultCullInterval = time.Minute
 
-// Names for Cull.Activity, for activity that sends the kernel no request.
-const (
-	ActivityConnections = "connections" // a websocket that is opened
-	ActivityREST        = "rest"        // a REST request that names the kernel
-)
-
-// requestActivities maps names for Cull.Activity to the types of the requests that they stand for.
-var requestActivities = map[string][]string{
-	"comms":      {"comm_open", "comm_msg", "comm_close"},
-	"completion": {"complete_request", "is_complete_request"},
-	"debug":      {"debug_request"},
-	"info":       {"kernel_info_request", "comm_info_request", "list_subshell_request"},
-	"inspection": {"inspect_request", "history_request"},
-}
-
-// CullActivities returns all names that Cull.Activity accepts, in alphabetical order.
-func CullActivities() []string {
-	names := []string{ActivityConnections, ActivityREST}
-	for name := range requestActivities {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-// For returns the limits of a user's kernels: c with the operator's settings for that user. A kernelspec may then set
-// an idle timeout as long as the user's.
+// For returns the limits of a user's kernels: c with the operator's settings for that user.
 func (c Cull) For(user kernelspecs.Cull) Cull {
 	for to, from := range map[*time.Duration]*kernelspecs.Duration{&c.IdleTimeout: user.IdleTimeout,
 		&c.BusyLimit: user.BusyLimit, &c.MaxAge: user.MaxAge, &c.Warning: user.Warning} {
@@ -73,17 +42,13 @@ func (c Cull) For(user kernelspecs.Cull) Cull {
 			*to = time.Duration(*from)
 		}
 	}
-	if user.IdleTimeout != nil && tighter(c.IdleTimeout, c.IdleMax) == c.IdleMax {
-		c.IdleMax = c.IdleTimeout
-	}
 	return c
 }
 
-// With returns the limits of a kernelspec's kernels. The kernelspec's idle timeout is bounded by IdleMax. Its other
-// limits are bounded by c's.
+// With returns the limits of a kernelspec's kernels. Its limits but that of the idle time are bounded by c's.
 func (c Cull) With(spec kernelspecs.Cull) Cull {
 	if spec.IdleTimeout != nil {
-		c.IdleTimeout = tighter(time.Duration(*spec.IdleTimeout), c.IdleMax)
+		c.IdleTimeout = time.Duration(*spec.IdleTimeout)
 	}
 	if spec.BusyLimit != nil {
 		c.BusyLimit = tighter(time.Duration(*spec.BusyLimit), c.BusyLimit)
@@ -120,11 +85,6 @@ func (c *Cull) Validate() error {
 	if c.GPU < 0 {
 		return fmt.Errorf("cull.gpu is %g", c.GPU)
 	}
-	for _, name := range c.Activity {
-		if known := CullActivities(); !slices.Contains(known, name) {
-			return fmt.Errorf("cull.activity: %q is not one of %s", name, strings.Join(known, ", "))
-		}
-	}
 	return nil
 }
 
@@ -134,14 +94,4 @@ func (c *Cull) LookInterval() time.Duration {
 		return DefaultCullInterval
 	}
 	return c.Interval
-}
-
-// Counts reports whether the end of a request of this type restarts the idle clock.
-func (c *Cull) Counts(msgType string) bool {
-	if msgType == "execute_request" || msgType == "input_reply" {
-		return true
-	}
-	return slices.ContainsFunc(c.Activity, func(name string) bool {
-		return slices.Contains(requestActivities[name], msgType)
-	})
 }

@@ -10,7 +10,7 @@ import (
 
 func TestCull_For(t *testing.T) {
 	d := func(v time.Duration) *kernelspecs.Duration { return (*kernelspecs.Duration)(&v) }
-	all := Cull{IdleTimeout: 1, BusyLimit: 10, IdleMax: 5, Warning: 1, KeepLimit: 7}
+	all := Cull{IdleTimeout: 1, BusyLimit: 10, Warning: 1, KeepLimit: 7}
 	for _, tt := range []struct {
 		name string
 		user kernelspecs.Cull
@@ -18,24 +18,18 @@ func TestCull_For(t *testing.T) {
 	}{
 		{"nothing", kernelspecs.Cull{}, all},
 		{"everything", kernelspecs.Cull{IdleTimeout: d(3), BusyLimit: d(20), MaxAge: d(30), Warning: d(0)},
-			Cull{IdleTimeout: 3, BusyLimit: 20, MaxAge: 30, IdleMax: 5, KeepLimit: 7}},
+			Cull{IdleTimeout: 3, BusyLimit: 20, MaxAge: 30, KeepLimit: 7}},
 		{"no limits", kernelspecs.Cull{IdleTimeout: d(0), BusyLimit: d(0)}, Cull{Warning: 1, KeepLimit: 7}},
-		{"idle for longer than a kernelspec may say", kernelspecs.Cull{IdleTimeout: d(9)},
-			Cull{IdleTimeout: 9, BusyLimit: 10, IdleMax: 9, Warning: 1, KeepLimit: 7}},
 	} {
 		if got := all.For(tt.user); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 			t.Errorf("%s: got %+v, want %+v", tt.name, got, tt.want)
 		}
 	}
-	// Where kernelspecs may say what they like, they still may.
-	if got := (Cull{IdleTimeout: 1}).For(kernelspecs.Cull{IdleTimeout: d(9)}); got.IdleMax != 0 {
-		t.Errorf("got %+v", got)
-	}
 }
 
 func TestCull_With(t *testing.T) {
 	d := func(v time.Duration) *kernelspecs.Duration { return (*kernelspecs.Duration)(&v) }
-	operator := Cull{IdleTimeout: 1, BusyLimit: 10, IdleMax: 5, Warning: 1, KeepLimit: 7}
+	operator := Cull{IdleTimeout: 1, BusyLimit: 10, Warning: 1, KeepLimit: 7}
 	for _, tt := range []struct {
 		name string
 		spec kernelspecs.Cull
@@ -43,13 +37,13 @@ func TestCull_With(t *testing.T) {
 	}{
 		{"nothing", kernelspecs.Cull{}, operator},
 		{"longer", kernelspecs.Cull{IdleTimeout: d(3), Warning: d(0)},
-			Cull{IdleTimeout: 3, BusyLimit: 10, IdleMax: 5, KeepLimit: 7}},
+			Cull{IdleTimeout: 3, BusyLimit: 10, KeepLimit: 7}},
 		{"too long", kernelspecs.Cull{IdleTimeout: d(9), BusyLimit: d(11), MaxAge: d(100)},
-			Cull{IdleTimeout: 5, BusyLimit: 10, MaxAge: 100, IdleMax: 5, Warning: 1, KeepLimit: 7}},
+			Cull{IdleTimeout: 9, BusyLimit: 10, MaxAge: 100, Warning: 1, KeepLimit: 7}},
 		{"without a limit", kernelspecs.Cull{IdleTimeout: d(0), BusyLimit: d(0), MaxAge: d(0)},
-			Cull{IdleTimeout: 5, BusyLimit: 10, IdleMax: 5, Warning: 1, KeepLimit: 7}},
+			Cull{BusyLimit: 10, Warning: 1, KeepLimit: 7}},
 		{"shorter", kernelspecs.Cull{BusyLimit: d(2)},
-			Cull{IdleTimeout: 1, BusyLimit: 2, IdleMax: 5, Warning: 1, KeepLimit: 7}},
+			Cull{IdleTimeout: 1, BusyLimit: 2, Warning: 1, KeepLimit: 7}},
 	} {
 		if got := operator.With(tt.spec); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 			t.Errorf("%s: got %+v, want %+v", tt.name, got, tt.want)

@@ -102,16 +102,15 @@ func (t *Table) Attach(o Options, now time.Time) (*Attachment, error) {
 	return &Attachment{Number: t.number, Session: s, Cursor: s.resume, acked: s.resume}, nil
 }
 
-// Activate notes that a client uses the connection. It reports whether that was not known before.
-func (t *Table) Activate(a *Attachment) bool {
+// Activate notes that a client uses the connection.
+func (t *Table) Activate(a *Attachment) {
 	if a.active {
-		return false
+		return
 	}
 	a.active, a.Session.used = true, true
 	t.active++
 	a.Session.active = append(a.Session.active, a)
 	a.Session.settle()
-	return true
 }
 
 // Detach removes a connection that has ended from its session. It reports whether this was the last active connection

@@ -68,10 +68,10 @@ kernel.clusterRole: has no effect. Kernels get no rights in the cluster.
 kernel.shareGatewayNamespace: has no effect. Kernels run in {{ include "ekg.kernels" . }}: kernels.namespace names another.
 {{- end }}
 {{- if not (kindIs "invalid" $k.launchTimeout) }}
-kernel.launchTimeout: has no effect. settings.start-wait is how long a start waits, settings.start-limit when it is given up.
+kernel.launchTimeout: has no effect. settings.start-wait is how long a start waits. 30 minutes without progress end it.
 {{- end }}
 {{- if not (kindIs "invalid" $k.infoTimeout) }}
-kernel.infoTimeout: has no effect. settings.start-limit is when a start is given up.
+kernel.infoTimeout: has no effect. 30 minutes without progress end a start.
 {{- end }}
 {{- if and $k.allowedKernels (not (or .Values.kernelspecs.image .Values.nfs.enabled .Values.kernelspecsPvc.enabled)) }}
 {{- $offered := false -}}

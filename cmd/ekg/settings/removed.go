@@ -1,0 +1,49 @@
+package settings
+
+import (
+	"slices"
+	"strings"
+)
+
+// removed holds the names of settings that earlier builds had, and what to use in place of each.
+var removed = map[string]string{
+	"allow-unauthenticated-remote": "use --no-auth=remote",
+	"cull-activity":                "only cells and answers to prompts end the idle time; see docs/idle.md",
+	"cull-busy-limit":              "use cull.busy-limit of a group in --users-file, or metadata.ekg.cull.busyLimit of a kernelspec",
+	"cull-idle-max":                "a kernelspec's own idle time holds; change metadata.ekg.cull.idleTimeout of the kernelspec",
+	"drain-delay":                  "a gateway in a cluster serves for 5s after SIGTERM, and others end at once",
+	"home-limit":                   "the limit is 10GiB; mount a volume as the home folder for more",
+	"keep-endings":                 "the cluster keeps the reasons of ends for 7 days",
+	"kube-burst":                   "a gateway sends at most 200 requests at once to the API server",
+	"kube-qps":                     "a gateway sends at most 100 requests a second to the API server",
+	"local-gpu-shares":             "use a flavor with replica in the file of --flavors; see docs/gpus.md",
+	"start-limit":                  "the limit is 30m; KERNEL_LAUNCH_TIMEOUT of a request makes it longer",
+}
+
+// Removed returns what to use in place of a setting that earlier builds had. The text is "" for any other name.
+func Removed(name string) string { return removed[name] }
+
+// RemovedVariable is a variable of the environment that had an effect in earlier builds.
+type RemovedVariable struct{ Name, Instead string }
+
+// RemovedVariables returns the variables of an environment that earlier builds had, in the order of their names. They
+// are logged and not rejected, since a variable may be part of an image or of a chart.
+func RemovedVariables(environ []string) (all []RemovedVariable) {
+	for _, e := range environ {
+		name, value, _ := strings.Cut(e, "=")
+		if instead := removed[optionOf(name)]; instead != "" && value != "" {
+			all = append(all, RemovedVariable{name, instead})
+		}
+	}
+	slices.SortFunc(all, func(a, b RemovedVariable) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// optionOf returns the name of the option that a variable of ekg would set, or "".
+func optionOf(variable string) string {
+	name, ok := strings.CutPrefix(variable, "EKG_")
+	if !ok {
+		return ""
+	}
+	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+}
