@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -375,25 +376,58 @@ func TestManifests_Restricted(t *testing.T) {
 	}
 }
 
-// The shipped kernelspecs have no problems under the shipped policy.
+// The kernelspecs of kernelspecs/examples have no problems under the shipped policy. Manifests and chart ship them all.
 func TestManifests_Kernelspecs(t *testing.T) {
 	policy, err := podspec.ReadPolicy("kubernetes/base/policy.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	check := podspec.Options{Policy: policy}.Check()
-	for _, name := range []string{"python3", "python3-gpu"} {
-		for _, p := range kernelspecs.Check(filepath.Join("kubernetes/base/kernelspecs", name), "", check) {
+	files, err := filepath.Glob("../kernelspecs/examples/*/kernel.json")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no kernelspecs", err)
+	}
+	examples := map[string]any{}
+	for _, file := range files {
+		name := filepath.Base(filepath.Dir(file))
+		for _, p := range kernelspecs.Check(filepath.Dir(file), "", check) {
 			t.Errorf("%s: %v", name, p)
 		}
-		text, err := os.ReadFile(filepath.Join("kubernetes/base/kernelspecs", name, "kernel.json"))
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !pinnedImage.Match(text) {
 			t.Errorf("%s: its image has no version and digest", name)
 		}
+		examples[name] = decoded(t, text)
 	}
+	var values struct {
+		Kernelspecs struct{ Specs map[string]any }
+	}
+	text, err := os.ReadFile("helm/ekg/values.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(text, &values)
+	}
+	if err != nil || !reflect.DeepEqual(values.Kernelspecs.Specs, examples) {
+		t.Errorf("the chart's kernelspecs differ from kernelspecs/examples: %v\n%v\n%v", err, values.Kernelspecs.Specs, examples)
+	}
+	shipped := map[string]any{}
+	for file, text := range find[*corev1.ConfigMap](t, base, "ekg-kernelspecs").Data {
+		shipped[strings.TrimSuffix(file, ".json")] = decoded(t, []byte(text))
+	}
+	if !reflect.DeepEqual(shipped, examples) {
+		t.Errorf("the manifests' kernelspecs differ from kernelspecs/examples: %v", shipped)
+	}
+}
+
+// decoded returns the value of a JSON text.
+func decoded(t *testing.T, text []byte) (v any) {
+	t.Helper()
+	if err := yaml.Unmarshal(text, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
 }
 
 // pinnedImage matches the image of a kernelspec with a dated tag and a digest.
