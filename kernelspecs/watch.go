@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -30,21 +29,6 @@ type place struct {
 type interest struct {
 	all      bool
 	children []string // unless all
-}
-
-// watchable are the magic numbers of file systems that only this machine changes. On others, such as NFS or FUSE,
-// inotify does not report the changes of other machines.
-var watchable = []int64{
-	0xEF53,     // ext
-	0x58465342, // xfs
-	0x9123683E, // btrfs
-	0x01021994, // tmpfs
-	0x858458F6, // ramfs
-	0x794C7630, // overlay
-	0x2FC12FC1, // zfs
-	0xF2F52010, // f2fs
-	0x73717368, // squashfs
-	0xCA451A4E, // bcachefs
 }
 
 // watch reads the directories again after events, and also without events, at an interval that depends on whether
@@ -149,15 +133,6 @@ func (f *Finder) watchDirs(places []place) bool {
 	}
 	f.watched = wanted
 	return fresh
-}
-
-// reliable reports whether inotify reports all changes of a directory.
-func reliable(dir string) bool {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
-		return false
-	}
-	return slices.Contains(watchable, int64(uint32(st.Type)))
 }
 
 // waitFor returns the place at which dir will appear: the nearest directory above it that exists.
