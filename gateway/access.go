@@ -181,18 +181,6 @@ func (g *Gateway) kernelsOf(ctx context.Context, who caller) ([]launcher.Kernel,
 	return who.visible(kernels), err
 }
 
-// allKernels lists all kernels. Nobody modifies the list.
-func (g *Gateway) allKernels(ctx context.Context) (*launcher.List, error) {
-	if l, ok := g.opts.Launcher.(launcher.ListerShared); ok {
-		return l.ListShared(ctx)
-	}
-	kernels, err := g.opts.Launcher.Kernels(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return launcher.NewList(kernels), nil
-}
-
 // visible returns those kernels that the caller may see.
 func (c caller) visible(kernels []launcher.Kernel) []launcher.Kernel {
 	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return !c.sees(k) })

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -158,6 +159,28 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 func writeBody(w http.ResponseWriter, status int, body []byte) error {
 	beginBody(w, status, len(body))
 	if _, err := w.Write(body); err != nil {
+		return &unwritten{err}
+	}
+	return endBody(w)
+}
+
+// writeTexts answers with a list of models, in pieces of 64 KiB: a client reads one while the next one is made.
+func writeTexts(w http.ResponseWriter, texts []*modelText) error {
+	length := len("[]\n") + max(0, len(texts)-1)
+	for _, t := range texts {
+		length += len(t.text)
+	}
+	beginBody(w, http.StatusOK, length)
+	out := bufio.NewWriterSize(w, min(length, 64<<10)) // it keeps the first error until Flush
+	_ = out.WriteByte('[')
+	for i, t := range texts {
+		if i > 0 {
+			_ = out.WriteByte(',')
+		}
+		_, _ = out.Write(t.text)
+	}
+	_, _ = out.WriteString("]\n")
+	if err := out.Flush(); err != nil {
 		return &unwritten{err}
 	}
 	return endBody(w)

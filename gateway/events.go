@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"hash/maphash"
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
@@ -29,6 +31,9 @@ const (
 	eventTotals      = "totals"      // numbers of all kernels, by state
 	eventUnavailable = "unavailable" // the kernels cannot be listed at present
 )
+
+// eventSeed is for hashes of models, which never leave the process.
+var eventSeed = maphash.MakeSeed()
 
 // getEvents tells the caller's kernels as they change, as server-sent events. The first update is the whole list. So a
 // client that connects again, to this gateway or another, needs no memory of what it missed.
@@ -103,52 +108,44 @@ func (f *feed) read(ctx context.Context, g *Gateway) (*listing, error) {
 	if !f.at.IsZero() && time.Since(f.at) < g.eventsEvery*9/10 {
 		return f.last, f.err
 	}
-	list, err := g.allKernels(ctx)
+	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return nil, err // only this reader has left
 	}
 	f.at, f.last, f.err = time.Now(), nil, err
 	if err == nil {
-		f.last = newListing(list)
+		f.last = newListing(kernels)
 	}
 	return f.last, f.err
 }
 
 // listing is all kernels at one time. It may be used concurrently.
 type listing struct {
-	list   *launcher.List
-	totals []byte
-	all    chan []*modelText // has one element: what a caller reads who sees everything; nil until it is needed
+	kernels []launcher.Kernel
+	totals  []byte
+
+	once sync.Once // guards the making of all
+	all  []*modelText
+	err  error
 }
 
-func newListing(list *launcher.List) *listing {
-	l := &listing{list: list, all: make(chan []*modelText, 1)}
-	l.all <- nil
+func newListing(kernels []launcher.Kernel) *listing {
+	l := &listing{kernels: kernels}
 	states := map[api.State]int{}
-	for _, k := range list.Kernels {
-		states[k.State]++
+	for i := range kernels {
+		states[kernels[i].State]++
 	}
-	l.totals, _ = json.Marshal(map[string]any{"kernels": len(list.Kernels), "states": states}) // it has no error
+	l.totals, _ = json.Marshal(map[string]any{"kernels": len(kernels), "states": states}) // it has no error
 	return l
 }
 
-// modelsFor returns the models of the kernels that the caller sees. Callers who see everything read the same texts, so
-// they are encoded once.
+// modelsFor returns the models of the kernels that the caller sees. Callers who see everything read the same texts.
 func (l *listing) modelsFor(g *Gateway, who caller) ([]*modelText, error) {
 	if !who.seesAll() {
-		return g.appendTexts(nil, who, l.list.Kernels)
+		return g.textsFor(who, l.kernels)
 	}
-	m := <-l.all
-	defer func() { l.all <- m }()
-	if m != nil {
-		return m, nil
-	}
-	whole, _, err := g.wholeFor(who, l.list)
-	if err != nil {
-		return nil, err
-	}
-	m = whole.texts
-	return m, nil
+	l.once.Do(func() { l.all, l.err = g.textsFor(who, l.kernels) })
+	return l.all, l.err
 }
 
 // eventStream is one client's stream. It is owned by the request's handler.
@@ -307,7 +304,7 @@ func (p *eventPart) removed(id string) error {
 	if len(p.gone) > 0 {
 		p.gone = append(p.gone, ',')
 	}
-	p.gone = appendText(p.gone, id)
+	p.gone = strconv.AppendQuote(p.gone, id) // a UUID
 	return p.added()
 }
 

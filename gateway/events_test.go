@@ -360,7 +360,7 @@ func BenchmarkEvents_Update(b *testing.B) {
 			bytes := 0
 			s := &eventStream{g: g.Gateway, who: who, known: map[string]uint64{},
 				send: func(p []byte) error { bytes += len(p); return nil }}
-			lists := []*listing{newListing(launcher.NewList(old)), newListing(launcher.NewList(changed))}
+			lists := []*listing{newListing(old), newListing(changed)}
 			if _, err := s.update(lists[0], true); err != nil {
 				b.Fatal(err)
 			}
@@ -379,7 +379,7 @@ func BenchmarkEvents_Update(b *testing.B) {
 	b.Run("list", func(b *testing.B) { // once a second for all streams together
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := newListing(launcher.NewList(old)).modelsFor(g.Gateway, soleOwner()); err != nil {
+			if _, err := newListing(old).modelsFor(g.Gateway, soleOwner()); err != nil {
 				b.Fatal(err)
 			}
 		}

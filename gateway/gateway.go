@@ -76,8 +76,7 @@ type Gateway struct {
 
 	// Safe for concurrent use by themselves.
 	ready        atomic.Bool
-	whole        atomic.Pointer[wholeList] // the last one; nil before the first
-	refusals     identity.Ration           // of lines about requests without a known user
+	refusals     identity.Ration // of lines about requests without a known user
 	lobby        *channels.Lobby
 	websockets   *channels.Registry[caller]
 	logReaders   *channels.Registry[caller]

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
@@ -28,103 +27,6 @@ const (
 	endTime    = 30 * time.Second       // until a supervisor that is about to end has ended
 	reviveTime = 500 * time.Millisecond // until a program that fails at once has failed
 )
-
-// kernelModel is a supervisor's model of its kernel with what the gateway adds.
-type kernelModel struct {
-	api.Model
-
-	Created string     `json:"created"`
-	GPUs    gpu.Amount `json:"gpus,omitempty"`
-	Flavor  string     `json:"flavor,omitempty"`
-	Owner   string     `json:"owner,omitempty"`
-	Job     *kernelJob `json:"job,omitempty"` // the open job that runs in the kernel
-
-	// Shown to the owner only.
-	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`
-	SharedToUse bool             `json:"shared_to_use,omitempty"`
-}
-
-// kernelJob is the part of a job that its kernel's model has.
-type kernelJob struct {
-	ID    string `json:"id"`
-	Name  string `json:"name"`
-	Cell  int    `json:"cell"`  // which cell with code runs, from 1; 0 before the first
-	Cells int    `json:"cells"` // how many cells have code
-}
-
-// modelFor returns a kernel's model as the caller may see it.
-func (g *Gateway) modelFor(who caller, k launcher.Kernel) kernelModel {
-	m, at := g.untimed(who, &k)
-	at.write(&m)
-	return m
-}
-
-// untimed returns a kernel's model as the caller may see it, without its times, which take longer to write than all
-// other members.
-func (g *Gateway) untimed(who caller, k *launcher.Kernel) (kernelModel, modelTimes) {
-	m := kernelModel{Model: api.Model{
-		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
-	}}
-	g.addOwn(&m, who, k)
-	return m, timesOf(k)
-}
-
-// complete adds to a supervisor's model what only the gateway knows.
-func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
-	g.addOwn(m, who, &k)
-	m.Created = api.Timestamp(k.Created)
-}
-
-// addOwn adds to a model what only the gateway knows, but for the kernel's age: its name and GPUs, its job, its owner
-// and, for its owner, the users it is shared with.
-func (g *Gateway) addOwn(m *kernelModel, who caller, k *launcher.Kernel) {
-	m.Name, m.GPUs, m.Flavor = g.specName(k), k.GPUs, k.Flavor
-	if m.Flavor != "" {
-		m.GPU = slices.Clone(m.GPU)
-		for i := range m.GPU {
-			m.GPU[i].Flavor = m.Flavor
-		}
-	}
-	m.Reason += g.explainWait(who, k)
-	m.Job = g.kernelJob(who, k)
-	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
-	if who.sole {
-		return
-	}
-	m.Owner = k.Owner
-	if who.accessTo(*k) == ownKernel {
-		m.SharedWith = k.SharedWith
-		if m.SharedWith == nil {
-			m.SharedWith = []launcher.Grant{} // which is shown as an empty list
-		}
-		m.SharedToUse = k.SharedToUse
-	}
-}
-
-// modelTimes are the times of a model. A zero time is not shown.
-type modelTimes struct{ created, lastActivity, cullAt, keepUntil time.Time }
-
-func timesOf(k *launcher.Kernel) modelTimes {
-	at := modelTimes{k.Created, k.LastActivity, k.CullAt, k.KeepUntil}
-	if at.lastActivity.IsZero() {
-		at.lastActivity = at.created
-	}
-	if !at.keepUntil.IsZero() && !at.keepUntil.After(time.Now()) { // most have none, and the clock is slow for a list
-		at.keepUntil = time.Time{}
-	}
-	return at
-}
-
-// write writes the times into a model.
-func (at *modelTimes) write(m *kernelModel) {
-	m.Created, m.LastActivity = api.Timestamp(at.created), api.Timestamp(at.lastActivity)
-	if !at.cullAt.IsZero() {
-		m.CullAt = api.Timestamp(at.cullAt)
-	}
-	if !at.keepUntil.IsZero() {
-		m.KeepUntil = api.Timestamp(at.keepUntil)
-	}
-}
 
 // kernelID returns the kernel id of the path, and claims the kernel, since its client knows the id. An invalid id names
 // no kernel, as in Jupyter Server.
@@ -150,18 +52,11 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 		}
 	}
 	// Never an incomplete list: front ends drop kernels that are missing from it.
-	if r.who.seesAll() {
-		list, err := g.allKernels(ctx)
-		if err != nil {
-			return err
-		}
-		return g.writeWhole(w, r.who, list)
-	}
 	kernels, err := g.kernelsOf(ctx, r.who)
 	if err != nil {
 		return err
 	}
-	texts, err := g.appendTexts(nil, r.who, launcher.NewList(kernels).Kernels)
+	texts, err := g.textsFor(r.who, kernels)
 	if err != nil {
 		return err
 	}
@@ -185,7 +80,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 			model, ok := answer.model(id)
 			switch {
 			case ok && model.ExecutionState != api.Dead:
-				g.complete(&model, r.who, k)
+				g.complete(&model, r.who, &k)
 				return writeJSON(w, http.StatusOK, model)
 			case ok:
 				g.isDead(r.Context(), id) // the launcher may know the reason better, such as who deleted its pod
@@ -195,7 +90,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 			return err
 		}
 	}
-	return writeJSON(w, http.StatusOK, g.modelFor(r.who, k))
+	return writeJSON(w, http.StatusOK, g.modelFor(r.who, &k))
 }
 
 // endedModel is the model of a kernel that was culled or died.
@@ -368,7 +263,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 			return err
 		}
 	}
-	g.complete(&model, r.who, before)
+	g.complete(&model, r.who, &before)
 	return writeJSON(w, http.StatusOK, model)
 }
 
@@ -401,7 +296,7 @@ func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who c
 	if err := startError(k); err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, g.modelFor(who, k))
+	return writeJSON(w, http.StatusOK, g.modelFor(who, &k))
 }
 
 // explain adds a reason to the error of an undelivered request: why the kernel is dead, or what its start waits for.
@@ -432,6 +327,12 @@ func notYet(err error) error {
 		return err
 	}
 	return &problem{status: http.StatusConflict, reason: p.reason, message: p.message, err: p.err}
+}
+
+// complete adds to a supervisor's model what only the gateway knows.
+func (g *Gateway) complete(m *kernelModel, who caller, k *launcher.Kernel) {
+	g.addOwn(m, who, k)
+	m.Created = api.Timestamp(k.Created)
 }
 
 var errNoModel = &problem{status: http.StatusServiceUnavailable,

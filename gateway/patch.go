@@ -60,9 +60,9 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	if model == nil {
-		return writeJSON(w, http.StatusOK, g.modelFor(r.who, k))
+		return writeJSON(w, http.StatusOK, g.modelFor(r.who, &k))
 	}
-	g.complete(model, r.who, k)
+	g.complete(model, r.who, &k)
 	return writeJSON(w, http.StatusOK, model)
 }
 

@@ -36,7 +36,7 @@ type found struct {
 
 func (g *Gateway) sessionModel(f found, who caller) sessionModel {
 	m := sessionModel{ID: f.session.ID, Path: f.session.Path, Name: f.session.Name, Type: f.session.Type,
-		Kernel: g.modelFor(who, f.kernel)}
+		Kernel: g.modelFor(who, &f.kernel)}
 	if m.Type == "notebook" {
 		m.Notebook = &notebookModel{Path: m.Path, Name: m.Name}
 	}

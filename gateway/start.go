@@ -41,7 +41,7 @@ func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
 	}
 	return g.start(r, req, func(k launcher.Kernel) error {
 		w.Header().Set("Location", g.base+"/api/kernels/"+k.ID)
-		return writeJSON(w, http.StatusCreated, g.modelFor(r.who, k))
+		return writeJSON(w, http.StatusCreated, g.modelFor(r.who, &k))
 	})
 }
 

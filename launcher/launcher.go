@@ -336,25 +336,6 @@ type ListerForUsers interface {
 	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
 }
 
-// List is all kernels at one time, as Kernels returns them. Nobody modifies it, nor what it refers to.
-type List struct{ Kernels []*Kernel }
-
-// NewList returns a list of kernels that nobody else uses.
-func NewList(kernels []Kernel) *List {
-	all := make([]*Kernel, len(kernels))
-	for i := range kernels {
-		all[i] = &kernels[i]
-	}
-	return &List{all}
-}
-
-// ListerShared is implemented by launchers that describe a kernel again only after a change.
-type ListerShared interface {
-	// ListShared does what Kernels does. If no kernel has changed since an earlier call, it returns the same list. A
-	// kernel that has not changed has the same pointer in both lists.
-	ListShared(ctx context.Context) (*List, error)
-}
-
 type requestIDKey struct{}
 
 // WithRequestID returns a context whose requests to supervisors carry the id of a client's request, for the logs of

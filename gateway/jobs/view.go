@@ -55,9 +55,7 @@ type view struct {
 	jobs map[string]Brief  // by id
 	in   map[string]string // by kernel: the job's id
 
-	// Changed with mu held, and read without it by lists of all kernels.
-	some    atomic.Bool   // in has a kernel
-	version atomic.Uint64 // counts the changes of jobs that are in kernels
+	some atomic.Bool // in has a kernel; changed with mu held, and read without it by lists of all kernels
 
 	awaited map[string]chan struct{} // by job: closed when the job is seen to have changed
 }
@@ -85,15 +83,8 @@ func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
 			v.wakeLocked(id)
 		}
 	}
-	same := len(in) == len(v.in)
-	for kernel, id := range in {
-		same = same && v.in[kernel] == id && v.jobs[id] == jobs[id]
-	}
 	v.at, v.jobs, v.in = time.Now(), jobs, in
 	v.some.Store(len(in) > 0)
-	if !same {
-		v.version.Add(1)
-	}
 }
 
 // changes returns a channel for an open job. The channel is closed when this gateway sees that the job has changed.
@@ -128,9 +119,6 @@ func (v *view) note(job Brief) {
 	before := v.jobs[job.ID]
 	if before != job {
 		v.wakeLocked(job.ID)
-		if before.Kernel != "" || job.Kernel != "" {
-			defer v.version.Add(1)
-		}
 	}
 	if v.in[before.Kernel] == job.ID {
 		delete(v.in, before.Kernel)
@@ -144,9 +132,6 @@ func (v *view) note(job Brief) {
 		v.in[job.Kernel] = job.ID
 	}
 }
-
-// InKernels returns another number after each change of what KernelJob returns for any kernel.
-func (m *Manager) InKernels() uint64 { return m.view.version.Load() }
 
 // KernelJob returns the job that has a kernel, as this gateway knows it. It reads no records, and may be some seconds
 // old.

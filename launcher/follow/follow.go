@@ -155,7 +155,6 @@ func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (received bool, err
 // EnterLocked records a status and returns what was known until then. Launchers call it only for a status that did not
 // come by a stream.
 func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervisor) {
-	s.touchLocked()
 	before = *s
 	s.Status, s.HasStatus, s.Streaming, s.Lost = status, true, true, time.Time{}
 	s.Unsupported, s.Refused = "", time.Time{}
@@ -188,7 +187,6 @@ func (f *Follower) ended(s *Supervisor, st *stream, k Kernel, err error) (unsupp
 	if s.stream != st {
 		return unsupported
 	}
-	s.touchLocked()
 	was, first, failed := s.Streaming, unsupported && s.Unsupported == "", st.failed
 	s.Streaming, st.failed = false, true
 	if was {

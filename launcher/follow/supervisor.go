@@ -17,10 +17,6 @@ type Supervisor struct {
 	Refused     time.Time  // when the last attempt has found it Unsupported
 	Lost        time.Time  // when the last stream ended; zero while Streaming, and before the first status
 
-	// OnChange is called with the lock held when this package changes what DescribeLocked writes. It is set once; nil:
-	// nothing is called. Launchers that change the fields above call it themselves.
-	OnChange func()
-
 	stream  *stream       // nil: it is not followed
 	counted api.Counts    // the last counts that any supervisor of the kernel has reported
 	changed chan struct{} // closed at the next change
@@ -35,13 +31,6 @@ func (s *Supervisor) ChangedLocked() {
 	s.changed = make(chan struct{})
 }
 
-// touchLocked calls OnChange.
-func (s *Supervisor) touchLocked() {
-	if s.OnChange != nil {
-		s.OnChange()
-	}
-}
-
 // FollowedLocked reports whether a goroutine follows the supervisor.
 func (s *Supervisor) FollowedLocked() bool { return s.stream != nil }
 
@@ -51,17 +40,13 @@ func (s *Supervisor) TriedLocked() bool { return s.stream == nil || s.stream.fai
 
 // LeaveLocked stops following the supervisor. Later statuses of its stream are ignored.
 func (s *Supervisor) LeaveLocked() {
-	if s.Streaming {
-		s.touchLocked()
-	}
 	s.stream, s.Streaming = nil, false
 }
 
 // ForgetLocked stops following the supervisor and forgets its status, because the kernel gets another supervisor. The
 // counts stay known.
 func (s *Supervisor) ForgetLocked() {
-	s.touchLocked()
-	*s = Supervisor{counted: s.counted, changed: s.changed, OnChange: s.OnChange}
+	*s = Supervisor{counted: s.counted, changed: s.changed}
 }
 
 // SaysLocked reports whether the last status has one of the states.

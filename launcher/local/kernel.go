@@ -39,16 +39,11 @@ type kernel struct {
 	unsure      bool           // it may begin to wait: another gateway was working on it at the last look
 	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
-
-	touched bool             // it is in lists.touched
-	listed  *launcher.Kernel // for lists, not modified; nil: a list has to wait, or to read a file
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {
-	k := &kernel{id: rec.ID, dir: l.layout.kernel(rec.ID), rec: rec, turn: make(chan struct{}, 1),
+	return &kernel{id: rec.ID, dir: l.layout.kernel(rec.ID), rec: rec, turn: make(chan struct{}, 1),
 		supervisor: follow.NewSupervisor()}
-	k.supervisor.OnChange = func() { l.touchLocked(k) }
-	return k
 }
 
 // livesLocked reports whether a supervisor lives or will be started.

@@ -209,7 +209,7 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := k.waiting
-	l.setUnsureLocked(k, false)
+	k.unsure = false
 	if before != nil && why == nil {
 		return
 	}
@@ -218,7 +218,6 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 		k.supervisor.HasStatus, k.supervisor.Unsupported, k.pushedLimit = false, "", 0
 		k.supervisor.LeaveLocked()
 	}
-	l.touchLocked(k)
 	k.waiting = &w
 	if before == nil || before.reason != w.reason {
 		k.supervisor.ChangedLocked()
@@ -239,7 +238,6 @@ func (l *Launcher) endWaiting(k *kernel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.waiting != nil {
-		l.touchLocked(k)
 		k.waiting = nil
 		k.supervisor.ChangedLocked()
 	}

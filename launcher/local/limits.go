@@ -208,9 +208,6 @@ func (l *Launcher) sumLocked(k *kernel) {
 
 // setEndLocked records that a kernel has ended; nil: it lives, or will be started.
 func (l *Launcher) setEndLocked(k *kernel, end *api.Ending) {
-	if was := k.end; was != end && (was == nil || end == nil || *was != *end) { // each list looks at dead kernels
-		l.touchLocked(k)
-	}
 	k.end = end
 	l.sumLocked(k)
 }

@@ -3,83 +3,21 @@ package local
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// Kernels returns all kernels by creation. Most of them are described from memory, see lists and changes.
+var _ launcher.ListerForUsers = (*Launcher)(nil)
+
+// Kernels returns all kernels by creation. Most of them are described from memory, see changes.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
-	list, err := l.ListShared(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return ownCopies(list.Kernels), nil
-}
-
-// ownCopies returns kernels that the caller may modify.
-func ownCopies(shared []*launcher.Kernel) []launcher.Kernel {
-	all := make([]launcher.Kernel, len(shared))
-	for i, k := range shared {
-		all[i] = *k
-		all[i].Notes = k.Notes.Clone()
-	}
-	return all
-}
-
-var (
-	_ launcher.ListerForUsers = (*Launcher)(nil)
-	_ launcher.ListerShared   = (*Launcher)(nil)
-)
-
-// ListShared implements launcher.ListerShared.
-func (l *Launcher) ListShared(ctx context.Context) (*launcher.List, error) {
-	if err := l.catchUp(ctx); err != nil {
-		return nil, err
-	}
-	l.mu.Lock()
-	l.settleLocked()
-	list := l.wholeLocked()
-	var present []*kernel
-	if len(l.lists.slow) > 0 {
-		present = slices.Clone(l.ordered)
-	}
-	l.mu.Unlock()
-	if present == nil {
-		return list, nil
-	}
-	all, err := l.describeSlow(ctx, present, slices.Clone(list.Kernels))
-	if err != nil {
-		return nil, err
-	}
-	return &launcher.List{Kernels: all}, nil
+	return l.list(ctx, func(*kernel) bool { return true })
 }
 
 // KernelsFor implements launcher.ListerForUsers.
 func (l *Launcher) KernelsFor(ctx context.Context, user string, groups []string) ([]launcher.Kernel, error) {
-	if err := l.catchUp(ctx); err != nil {
-		return nil, err
-	}
-	l.mu.Lock()
-	l.settleLocked()
-	found := slices.Clone(l.lists.owned[user])
-	for k := range l.lists.shared {
-		if k.rec.Owner != user && k.mayBeSharedLocked(user, groups) {
-			found = append(found, k)
-		}
-	}
-	slices.SortFunc(found, byCreation)
-	all := make([]*launcher.Kernel, len(found))
-	for i, k := range found {
-		all[i] = k.listed
-	}
-	l.mu.Unlock()
-	all, err := l.describeSlow(ctx, found, all)
-	if err != nil {
-		return nil, err
-	}
-	return ownCopies(all), nil
+	return l.list(ctx, func(k *kernel) bool { return k.rec.Owner == user || k.mayBeSharedLocked(user, groups) })
 }
 
 // mayBeSharedLocked reports whether the kernel's notes share it with the user or one of the groups, or are to be read.
@@ -89,25 +27,45 @@ func (k *kernel) mayBeSharedLocked(user string, groups []string) bool {
 	})
 }
 
-// describeSlow describes those kernels that have no description in all, into all. It leaves out those that went just
-// now.
-func (l *Launcher) describeSlow(ctx context.Context, present []*kernel, all []*launcher.Kernel) (
-	[]*launcher.Kernel, error) {
+// list returns the kernels for which wantedLocked is true, by creation. It leaves out those that go just now.
+func (l *Launcher) list(ctx context.Context, wantedLocked func(*kernel) bool) ([]launcher.Kernel, error) {
+	if err := l.catchUp(ctx); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	all := make([]launcher.Kernel, 0, len(l.ordered))
+	slow := map[int]*kernel{} // by place in all: a list has to wait for them, or to read a file
+	for _, k := range l.ordered {
+		if !wantedLocked(k) {
+			continue
+		}
+		all = append(all, launcher.Kernel{})
+		if !l.inMemoryLocked(k) {
+			slow[len(all)-1] = k
+			continue
+		}
+		d := &all[len(all)-1]
+		k.describeLocked(d)
+		d.Notes = k.notes.notes.Clone()
+	}
+	l.mu.Unlock()
+	if len(slow) == 0 {
+		return all, nil
+	}
 	deadline := l.timing.now().Add(l.timing.firstStatus)
-	for i, k := range present {
-		if all[i] != nil {
+	for i := range all {
+		k := slow[i]
+		if k == nil {
 			continue
 		}
 		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
 		d, err := l.describe(k)
-		switch {
-		case err == nil:
-			all[i] = &d
-		case !errors.Is(err, launcher.ErrNotFound):
+		if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 			return nil, err
 		}
+		all[i] = d
 	}
-	return slices.DeleteFunc(all, func(k *launcher.Kernel) bool { return k == nil }), nil
+	return slices.DeleteFunc(all, func(k launcher.Kernel) bool { return k.ID == "" }), nil
 }
 
 // inMemoryLocked reports whether the kernel can be described without a look at its folder.
@@ -127,8 +85,12 @@ func (l *Launcher) catchUp(ctx context.Context) error {
 		return l.rescan(ctx)
 	}
 	l.mu.Lock()
-	l.settleLocked()
-	looks := slices.Collect(maps.Keys(l.lists.looks))
+	var looks []*kernel
+	for _, k := range l.ordered {
+		if k.lookLocked() {
+			looks = append(looks, k)
+		}
+	}
 	l.mu.Unlock()
 	for _, k := range looks {
 		if err := ctx.Err(); err != nil {
@@ -147,7 +109,6 @@ func (l *Launcher) addLocked(k *kernel) (before *kernel) {
 	l.kernels[k.id] = k
 	i, _ := slices.BinarySearchFunc(l.ordered, k, byCreation)
 	l.ordered = slices.Insert(l.ordered, i, k)
-	l.listMemberLocked(k, true)
 	l.sumLocked(k)
 	l.watchLocked(k)
 	return before
@@ -162,7 +123,6 @@ func (l *Launcher) forgetLocked(k *kernel) {
 	if i, found := slices.BinarySearchFunc(l.ordered, k, byCreation); found {
 		l.ordered = slices.Delete(l.ordered, i, i+1)
 	}
-	l.listMemberLocked(k, false)
 	l.sumLocked(k)
 	l.unwatchLocked(k)
 }

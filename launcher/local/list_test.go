@@ -243,3 +243,30 @@ func TestKernelsFor(t *testing.T) {
 	a.share(t, 1)
 	want("bob", "", 3)
 }
+
+// TestList_OwnCopies: a caller may modify its list, and a later change does not modify it.
+func TestList_OwnCopies(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	wait(t, l, 1, "idle", isIdle)
+	l.setPath(t, "first")
+	l.share(t, 1, launcher.Grant{User: "bob", Right: launcher.Read})
+	for range 2 { // the first list may read the notes
+		all, err := l.Kernels(t.Context())
+		if err != nil || len(all) != 1 {
+			t.Fatalf("%v, %v", all, err)
+		}
+		all[0].Sessions[0].Path, all[0].SharedWith[0].User = "mine", "eve"
+		l.expect(t, "a change of the list by its caller", 1, "first")
+	}
+	before, err := l.KernelsFor(t.Context(), "bob", nil)
+	if err != nil || len(before) != 1 {
+		t.Fatalf("%v, %v", before, err)
+	}
+	l.setPath(t, "second")
+	l.expect(t, "a change", 1, "second")
+	if got := before[0].Sessions[0].Path; got != "first" {
+		t.Errorf("the earlier list has %q now", got)
+	}
+}

@@ -180,7 +180,6 @@ type Launcher struct {
 	ended   map[*kernel]struct{} // the others
 	changes *changes             // nil: changes of folders are not reported
 	rescans uint64               // number of the last rescan
-	lists   lists
 	culls   map[launcher.CullLabels]int64
 
 	warm        launcher.WarmLedger
@@ -227,7 +226,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
 		pool: pool, lends: make(chan struct{}, 1), warmTaken: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel), ended: make(map[*kernel]struct{}),
-		warmStops: map[string]*stop{}, lists: newLists(),
+		warmStops:   map[string]*stop{},
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
 	}

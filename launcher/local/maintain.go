@@ -56,7 +56,6 @@ func (l *Launcher) maintainOnce() {
 	if err != nil && l.ctx.Err() == nil {
 		l.log.Error("state directory cannot be read", logkey.Err, err)
 	}
-	l.settle()
 	l.takeReaper()
 	// sweep removes what no known kernel needs, so all must be known. It reads all names, and leaves what is younger than
 	// halfMade.

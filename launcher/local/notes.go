@@ -24,7 +24,6 @@ type notesCache struct {
 
 // notesChangedLocked makes the next reader look at the file.
 func (l *Launcher) notesChangedLocked(k *kernel) {
-	l.touchLocked(k)
 	k.notes.changes++
 	k.notes.current = false
 }
@@ -71,10 +70,7 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	// If the file is replaced after this Stat, the next Stat finds another version. Lists learn of it by an event, which
 	// is counted already, or still in the queue.
 	l.mu.Lock()
-	if current := k.watch != 0 && k.notes.changes == cache.changes; k.notes.file != now || k.notes.current != current {
-		l.touchLocked(k)
-		k.notes.current = current
-	}
+	k.notes.current = k.watch != 0 && k.notes.changes == cache.changes
 	k.notes.file, k.notes.notes = now, notes
 	l.mu.Unlock()
 	return notes.Clone(), nil

@@ -61,23 +61,16 @@ func (l *Launcher) reconcileBusy(k *kernel) liveness {
 		return inLine
 	}
 	l.mu.Lock()
-	l.setUnsureLocked(k, k.rec.Want != nil)
+	k.unsure = k.rec.Want != nil
 	l.mu.Unlock()
 	l.ensureFollowed(k)
 	return uncertain
 }
 
-func (l *Launcher) setUnsureLocked(k *kernel, unsure bool) {
-	if k.unsure != unsure {
-		k.unsure = unsure
-		l.touchLocked(k)
-	}
-}
-
 // reconcileFolder does the work of reconcile. The turn and the folder's lock are held.
 func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 	l.mu.Lock()
-	l.setUnsureLocked(k, false)
+	k.unsure = false
 	l.mu.Unlock()
 	held, err := l.layout.supervised(k.id)
 	if err != nil {
@@ -193,7 +186,6 @@ func (l *Launcher) markAlive(k *kernel) {
 	revived := k.end != nil
 	l.setEndLocked(k, nil)
 	if revived {
-		l.touchLocked(k)
 		k.supervisor.HasStatus, k.pushedLimit = false, 0
 		k.supervisor.LeaveLocked() // a stream that began before would not repeat the status
 		k.supervisor.ChangedLocked()
@@ -210,9 +202,6 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	was := k.end
 	l.countGPUsLocked(k)
 	l.setEndLocked(k, end)
-	if k.supervisor.Unsupported != "" || k.waiting != nil {
-		l.touchLocked(k)
-	}
 	k.supervisor.Unsupported, k.waiting = "", nil
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)

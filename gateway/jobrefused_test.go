@@ -1,0 +1,36 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestJobs_Refusals: a job or a definition with a mistake is refused at once, and no text of its client is logged.
+func TestJobs_Refusals(t *testing.T) {
+	g := startGateway(t, nil)
+	body := `{"kernelspec":"r","notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[]}`
+	for body, want := range map[string]string{
+		"":                                    "notebook is missing, or not an object",
+		"[]":                                  "not a JSON object",
+		body + `,"notebook":"a"}`:             "notebook is missing, or not an object",
+		body + `,"notebook":{"nbformat":3}}`:  "format 3",
+		body + `,"name":1}`:                   "name is not a string",
+		body + `,"tags":"x"}`:                 "tags is not a list",
+		body + `,"parameters":"x"}`:           "parameters is not an object",
+		body + `,"parameters":{"<a b>":"1"}}`: "a name has letters",
+		body + `,"parameters":{"a":"` + strings.Repeat("[", 70<<10) + `"}}`: "parameters are larger",
+		body + `,"flavor":4}`:                                      "flavor is not a string",
+		body + `,"flavor":"<t4>"}`:                                 `\u003ct4\u003e`,
+		body + `,"input_path":"` + strings.Repeat("a", 400) + `"}`: "longer than 300 bytes",
+		body + `,"token":"` + strings.Repeat("canary", 90) + `"}`:  "longer than 300 bytes",
+	} {
+		for _, path := range []string{"/api/jobs", "/api/jobs/definitions"} {
+			g.do("POST", path, body).want(t, 400, want)
+		}
+	}
+	g.do("POST", "/api/jobs", body+`,"kernelspec":"../x"}`).want(t, 404, "../x")
+	g.do("GET", "/api/jobs/..%2fx", "").want(t, 404, noJob)
+	if strings.Contains(g.log.String(), "canary") || strings.Contains(g.log.String(), "..") {
+		t.Errorf("a client's text is in the log: %s", g.log)
+	}
+}

@@ -1,0 +1,200 @@
+package gateway
+
+import (
+	"encoding/json"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// kernelModel is a supervisor's model of its kernel with what the gateway adds.
+type kernelModel struct {
+	api.Model
+
+	Created string     `json:"created"`
+	GPUs    gpu.Amount `json:"gpus,omitempty"`
+	Flavor  string     `json:"flavor,omitempty"`
+	Owner   string     `json:"owner,omitempty"`
+	Job     *kernelJob `json:"job,omitempty"` // the open job that runs in the kernel
+
+	// Shown to the owner only.
+	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`
+	SharedToUse bool             `json:"shared_to_use,omitempty"`
+}
+
+// kernelJob is the part of a job that its kernel's model has.
+type kernelJob struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	Cell  int    `json:"cell"`  // which cell with code runs, from 1; 0 before the first
+	Cells int    `json:"cells"` // how many cells have code
+}
+
+// modelFor returns a kernel's model as the caller may see it.
+func (g *Gateway) modelFor(who caller, k *launcher.Kernel) kernelModel {
+	m := g.untimed(who, k)
+	timesOf(k).write(&m)
+	return m
+}
+
+// untimed is modelFor without times, which take longer to write than all else.
+func (g *Gateway) untimed(who caller, k *launcher.Kernel) kernelModel {
+	m := kernelModel{Model: api.Model{
+		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
+	}}
+	g.addOwn(&m, who, k)
+	return m
+}
+
+// modelTimes are when a kernel was created and active, when it will be culled, and until when it is kept. A zero time
+// is not shown.
+type modelTimes [4]time.Time
+
+func timesOf(k *launcher.Kernel) modelTimes {
+	at := modelTimes{k.Created, k.LastActivity, k.CullAt, k.KeepUntil}
+	if k.LastActivity.IsZero() {
+		at[1] = k.Created
+	}
+	if !k.KeepUntil.IsZero() && !k.KeepUntil.After(time.Now()) { // most have none, and the clock is slow for a list
+		at[3] = time.Time{}
+	}
+	return at
+}
+
+// write writes the times into a model.
+func (at modelTimes) write(m *kernelModel) {
+	for i, to := range []*string{&m.Created, &m.LastActivity, &m.CullAt, &m.KeepUntil} {
+		if !at[i].IsZero() {
+			*to = api.Timestamp(at[i])
+		}
+	}
+}
+
+// addOwn adds to a model what only the gateway knows, but for times: the kernel's name and GPUs, its job, its owner
+// and, for its owner, the users it is shared with.
+func (g *Gateway) addOwn(m *kernelModel, who caller, k *launcher.Kernel) {
+	m.Name, m.GPUs, m.Flavor = g.specName(k), k.GPUs, k.Flavor
+	if m.Flavor != "" {
+		m.GPU = slices.Clone(m.GPU)
+		for i := range m.GPU {
+			m.GPU[i].Flavor = m.Flavor
+		}
+	}
+	m.Reason += g.explainWait(who, k)
+	m.Job = g.kernelJob(who, k)
+	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
+	if who.sole {
+		return
+	}
+	m.Owner = k.Owner
+	if who.accessTo(*k) == ownKernel {
+		m.SharedWith = k.SharedWith
+		if m.SharedWith == nil {
+			m.SharedWith = []launcher.Grant{} // which is shown as an empty list
+		}
+		m.SharedToUse = k.SharedToUse
+	}
+}
+
+// modelText is the JSON of a model, with all that it was made of. It is not modified.
+type modelText struct {
+	model kernelModel // without its times
+	times modelTimes
+	text  []byte
+	sum   uint64 // hash of text
+}
+
+// equal reports whether two models are encoded alike. It may be false for models that are.
+func (m *kernelModel) equal(o *kernelModel) bool {
+	return m.ID == o.ID && m.ExecutionState == o.ExecutionState && m.Connections == o.Connections &&
+		m.Memory == o.Memory && m.Reason == o.Reason && m.Name == o.Name && m.Owner == o.Owner && m.Flavor == o.Flavor &&
+		m.GPUs == o.GPUs && m.SharedToUse == o.SharedToUse && m.LastActivity == o.LastActivity && m.CullAt == o.CullAt &&
+		m.KeepUntil == o.KeepUntil && m.Created == o.Created &&
+		(m.Job == o.Job || m.Job != nil && o.Job != nil && *m.Job == *o.Job) &&
+		slices.Equal(m.GPU, o.GPU) && // a pointer in it is that of the same status
+		(m.SharedWith == nil) == (o.SharedWith == nil) && slices.Equal(m.SharedWith, o.SharedWith)
+}
+
+// modelsKept is how long an unused text is kept at least. It is kept for twice that at most.
+const modelsKept = time.Minute
+
+// modelTexts holds the texts of models as the owners of their kernels see them. Encoding a model takes longer than all
+// else that a list does with it. A text is used only for a model that equals the one that it was made of. So it is never
+// older than the list. It may be used concurrently.
+type modelTexts struct {
+	mu      sync.Mutex
+	now     map[string]*modelText // guarded by mu; by kernel
+	before  map[string]*modelText // guarded by mu; those that were used in the minute before
+	changed time.Time             // guarded by mu; when now became before
+}
+
+// find returns the text of a kernel, or nil.
+func (t *modelTexts) find(id string) *modelText {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if text := t.now[id]; text != nil {
+		return text
+	}
+	text := t.before[id]
+	if text != nil {
+		t.now[id] = text
+	}
+	return text
+}
+
+// age forgets the texts that were not used for modelsKept. Each list calls it first.
+func (t *modelTexts) age() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.now == nil || time.Since(t.changed) >= modelsKept {
+		t.now, t.before, t.changed = make(map[string]*modelText, len(t.now)), t.now, time.Now()
+	}
+}
+
+// textsFor returns the texts of those kernels that the caller may see.
+func (g *Gateway) textsFor(who caller, kernels []launcher.Kernel) ([]*modelText, error) {
+	g.texts.age()
+	texts := make([]*modelText, 0, len(kernels))
+	for i := range kernels {
+		k := &kernels[i]
+		if !who.owns(k.Owner) && !who.sees(*k) {
+			continue
+		}
+		text, err := g.textFor(who, k)
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
+	}
+	return texts, nil
+}
+
+// textFor returns the text of a kernel's model as the caller may see it.
+func (g *Gateway) textFor(who caller, k *launcher.Kernel) (*modelText, error) {
+	m, at := g.untimed(who, k), timesOf(k)
+	kept := who.owns(k.Owner) // others see less, and are few
+	if kept {
+		if text := g.texts.find(k.ID); text != nil && text.times == at && text.model.equal(&m) {
+			return text, nil
+		}
+	}
+	text := &modelText{model: m, times: at}
+	text.model.SharedWith = slices.Clone(m.SharedWith) // the launcher may change its own
+	at.write(&m)
+	var err error
+	if text.text, err = json.Marshal(m); err != nil {
+		return nil, err
+	}
+	text.sum = maphash.Bytes(eventSeed, text.text)
+	if kept {
+		g.texts.mu.Lock()
+		defer g.texts.mu.Unlock()
+		g.texts.now[k.ID] = text
+	}
+	return text, nil
+}
