@@ -1,6 +1,6 @@
 // Package house holds the rules of this repository that no compiler checks: directions of imports, package comments,
-// names of packages, and links and test names in the documents. Its tests check them. The rules for imports are also the
-// source of a table in docs/architecture.md, which hack/generate writes.
+// names of packages, sizes, and links and test names in the documents. Its tests check them. The rules for imports are
+// also the source of a table in docs/architecture.md, which hack/generate writes.
 package house
 
 import (
