@@ -27,8 +27,8 @@ page: ## build the operator's page of gateway/page; its committed build is all t
 screenshots: ## take the pictures of docs/pictures from JupyterLab and the page in Chromium, with real kernels
 	EKG_PICTURES=$(CURDIR)/docs/pictures $(GO) test -tags e2e -timeout 20m -count 1 -v -run '^TestPictures$$' ./e2e
 
-demo: build ## install what is needed and run JupyterLab through ekg on a printed URL; Ctrl-C ends it
-	@hack/demo
+demo: ## build and install what is needed, and run JupyterLab through ekg on a printed URL; Ctrl-C ends it
+	@GO='$(GO)' LDFLAGS='$(LDFLAGS)' hack/demo
 
 test: ## everything that CI runs: lint, unit, interop and e2e, each named with its time; installs what they need
 	@MAKE='$(MAKE)' hack/parts lint unit interop e2e
