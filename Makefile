@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension page screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image image-push image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
+.PHONY: help build labextension page screenshots demo test environments unit interop lint e2e e2e-machine e2e-cluster e2e-releases image image-push image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,10 +31,13 @@ demo: ## build and install what is needed, and run JupyterLab through ekg on a p
 	@GO='$(GO)' LDFLAGS='$(LDFLAGS)' hack/demo
 
 test: ## everything that CI runs: lint, unit, interop and e2e, each named with its time; installs what they need
-	@MAKE='$(MAKE)' hack/parts lint unit interop e2e
+	@MAKE='$(MAKE)' hack/parts --at-once 'lint unit interop e2e-machine' e2e-cluster environments
+
+environments: ## install what the tests need besides the cluster, outside the tree
+	@hack/env/all
 
 unit: ## unit tests with the race detector, fuzz seeds included
-	@GO='$(GO)' hack/gotest -race -timeout 10m ./...
+	@GO='$(GO)' hack/gotest -race -timeout 20m ./...
 	$(GO) test -C hack/bench -race -timeout 10m ./...
 	$(GO) test -run '^TestSupervisor_BigMessages$$' ./launcher/supervisor
 	@hack/labextension test
@@ -50,7 +53,7 @@ e2e-machine: ## end to end tests whose kernels are processes of this machine
 	@GO='$(GO)' hack/gotest -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_' -skip '^TestE2E_Kube' ./e2e
 
 e2e-cluster: ## end to end tests whose kernels are pods of KUBECONFIG's cluster, or of deploy/devcluster's
-	@GO='$(GO)' hack/gotest -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_Kube' ./e2e
+	@GO='$(GO)' hack/gotest -tags e2e -timeout 80m -count 1 -v -run '^TestE2E_Kube' ./e2e
 
 e2e-releases: ## the tests that depend on Kubernetes itself, on other RELEASES of it (default: those supported besides the cluster's own)
 	@GO='$(GO)' hack/releases $(RELEASES)

@@ -57,13 +57,11 @@ var install = sync.OnceValues(func() (installed, error) {
 		in.bin = given // programs built in another way, for example as in a release
 		return in, nil
 	}
-	for _, pkg := range []string{"./cmd/ekg", "./cmd/ekg-supervisor", "./cmd/ekg-gpu", "./cmd/ekg-gpu-agent",
-		"./launcher/launchertest/kernel"} {
-		build := exec.Command("go", "build", "-race", "-ldflags=-extldflags=-Wl,-z,lazy", "-o", in.bin+"/", pkg)
-		build.Dir = repository
-		if out, err := build.CombinedOutput(); err != nil {
-			return in, fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
-		}
+	build := exec.Command("go", "build", "-race", "-ldflags=-extldflags=-Wl,-z,lazy", "-o", in.bin+"/", "./cmd/ekg",
+		"./cmd/ekg-supervisor", "./cmd/ekg-gpu", "./cmd/ekg-gpu-agent", "./launcher/launchertest/kernel")
+	build.Dir = repository
+	if out, err := build.CombinedOutput(); err != nil {
+		return in, fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return in, nil
 })
