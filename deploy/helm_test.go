@@ -200,8 +200,8 @@ func TestHelm_Manifests(t *testing.T) {
 		{"flavors", "flavors:\n  list:\n  " + list, flavors},
 		{"watch-nodes", "watchNodes: true", watchNodes},
 		{"watch-gpus", "watchGPUs: true", watchGPUs},
-		{"pre-pull", "prePull: true", prePull},
-		{"placeholders", "placeholders: true", places},
+		{"pre-pull", "prePull: [{name: python3, images: [" + shippedImage(t) + "]}]", prePull},
+		{"placeholders", "placeholders: [{name: python3, resources: {requests: {cpu: 550m, memory: 1152Mi}}}]", places},
 		{"homes", "homes: true", homes},
 		{"delete-homes", "homes: true\ndeleteHomes: true", deleteHomes},
 		{"owner-namespaces", "ownerNamespaces: true", ownerSpaces},
@@ -299,8 +299,10 @@ driverPorts: true
 objects: true
 watchNodes: true
 watchGPUs: true
-prePull: true
-placeholders: true
+prePull: [{name: gpu, images: [a, b], nodeSelector: {gpu: "yes"}, tolerations: [{operator: Exists}],
+  runtimeClassName: nvidia, imagePullSecrets: [pull]}]
+placeholders: [{name: gpu, replicas: 2, resources: {limits: {nvidia.com/gpu: 1}}, nodeSelector: {gpu: "yes"}},
+  {name: off, replicas: 0, resources: {}}]
 keepKernels: true
 priorityClasses: [{name: low, value: -10, preemptionPolicy: Never, description: jobs}]
 networkPolicy: {egress: {except: [203.0.113.7/32, "2001:db8::7/128"]}}
@@ -379,6 +381,7 @@ func TestHelm_Values(t *testing.T) {
 	if !reflect.DeepEqual(settings, want) {
 		t.Errorf("the settings are %v, want %v", settings, want)
 	}
+	checkWaiting(t, all)
 	service := object[corev1.Service](t, all, "Service ekg/ekg").Spec
 	if service.Type != "NodePort" || service.Ports[0].NodePort != 30123 ||
 		!slices.Equal(service.ExternalIPs, []string{"10.0.0.1"}) {
@@ -398,6 +401,28 @@ func TestHelm_Values(t *testing.T) {
 		if all[k] != nil {
 			t.Errorf("there is %s", k)
 		}
+	}
+}
+
+// checkWaiting checks the workloads that allValues keep ready.
+func checkWaiting(t *testing.T, all map[string]*unstructured.Unstructured) {
+	t.Helper()
+	for name, want := range map[string]int32{"gpu": 2, "off": 0} {
+		if d := object[appsv1.Deployment](t, all, "Deployment ekg-kernels/ekg-placeholder-"+name); *d.Spec.Replicas != want ||
+			all["PriorityClass /"+d.Spec.Template.Spec.PriorityClassName] == nil {
+			t.Errorf("placeholders: %+v", d.Spec)
+		}
+	}
+	pod := object[appsv1.DaemonSet](t, all, "DaemonSet ekg-kernels/ekg-pre-pull-gpu").Spec.Template.Spec
+	if len(pod.Containers) != 2 || pod.Containers[1].Image != "b" || pod.InitContainers[0].SecurityContext.RunAsUser == nil ||
+		!maps.Equal(pod.NodeSelector, map[string]string{"gpu": "yes", "kubernetes.io/os": "linux"}) ||
+		len(pod.Tolerations) != 1 || *pod.RuntimeClassName != "nvidia" || pod.ImagePullSecrets[0].Name != "pull" {
+		t.Errorf("images: %+v", pod)
+	}
+	open := mustTemplate(t, allValues+"openshift: true\n")
+	pod = object[appsv1.DaemonSet](t, open, "DaemonSet ekg-kernels/ekg-pre-pull-gpu").Spec.Template.Spec
+	if pod.InitContainers[0].SecurityContext.RunAsUser != nil || pod.Containers[0].SecurityContext.RunAsUser != nil {
+		t.Errorf("on OpenShift: %+v", pod)
 	}
 }
 

@@ -376,21 +376,6 @@ const podKernelspec = `{"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{
  "display_name": "Python 3", "language": "python",
  "metadata": {"ekg": {"image": "localhost/kernel-py:dev"}}}`
 
-// leftPulls is a DaemonSet of a gateway with --pre-pull, which no node takes. A gateway without the setting removes it.
-const leftPulls = `{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "ekg-pre-pull-left",
- "namespace": "ekg-kernels", "labels": {"app.kubernetes.io/managed-by": "ekg",
-  "app.kubernetes.io/component": "pre-pull"}},
- "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}},
-  "spec": {"nodeSelector": {"no-such": "node"}, "containers": [{"name": "wait", "image": "localhost/ekg:dev",
-   "securityContext": {"allowPrivilegeEscalation": false}}]}}}}`
-
-// leftPlaceholders is a Deployment of a gateway with placeholders. A gateway without the setting removes it.
-const leftPlaceholders = `{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "ekg-placeholder-left",
- "namespace": "ekg-kernels", "labels": {"app.kubernetes.io/managed-by": "ekg",
-  "app.kubernetes.io/component": "placeholder"}},
- "spec": {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}},
-  "spec": {"containers": [{"name": "wait", "image": "localhost/ekg:dev"}]}}}}`
-
 // longAgo is the name of an expired config map of kernels' ends.
 const longAgo = "ekg-endings-2020010100"
 
@@ -422,8 +407,6 @@ func installInCluster(t *testing.T) *inCluster {
 	c.kubectl(t, "", "-n", k.namespace, "create", "configmap", longAgo)
 	c.kubectl(t, "", "-n", k.namespace, "label", "configmap", longAgo, "app.kubernetes.io/managed-by=ekg",
 		"app.kubernetes.io/component=endings")
-	c.kubectl(t, leftPulls, "create", "-f", "-")
-	c.kubectl(t, leftPlaceholders, "create", "-f", "-")
 	k.rolledOut()
 	k.balance()
 	return k

@@ -117,7 +117,7 @@ func TestE2E_LocalWarmGPU(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const shows = `import os; print("sees", os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("KERNEL_NOTE"))`
 	nvml, metrics := newFakeNVML(t), freeAddress(t, "127.0.0.1")
-	g := prepare(t, "", "--start-wait", "10s", "--local-warm-gpus", "--metrics-listen", metrics)
+	g := prepare(t, "", "--start-wait", "10s", "--metrics-listen", metrics)
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
 	g.specWith("warm", map[string]any{"env": map[string]string{"KERNEL_GPUS": "1"},
 		"metadata": map[string]any{"ekg": map[string]any{"warm": 1}}},

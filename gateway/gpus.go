@@ -19,11 +19,14 @@ const missingForUsers = "The view is incomplete; admins see why."
 // missingViewer is what the view lacks where the launcher does not know GPUs.
 const missingViewer = "This gateway does not know the GPUs of its machine."
 
+// aheadWarm is the kind of all that is kept ready.
+const aheadWarm = "warm"
+
 // GPUs is the answer of GET /api/gpus.
 type GPUs struct {
 	Totals  []GPUTotal `json:"totals"`  // of all nodes, by resource
 	Nodes   []GPUNode  `json:"nodes"`   // those with GPUs, by name
-	Ahead   []Ahead    `json:"ahead"`   // what is kept ready before any user asks: warm kernels and placeholders
+	Ahead   []Ahead    `json:"ahead"`   // what is kept ready before any user asks: warm kernels
 	Missing []string   `json:"missing"` // sentences: what the view lacks
 }
 
@@ -32,24 +35,18 @@ type GPUTotal struct {
 	Resource string           `json:"resource"`
 	Unit     launcher.GPUUnit `json:"unit"`
 	GPUAmounts
-	GPUsAhead
+	Warm float64 `json:"warm,omitempty"` // amount of warm kernels, which give way to others; not a part of Held
 }
 
-// GPUsAhead is what is kept ready before any user asks. GPUAmounts.Held does not include it.
-type GPUsAhead struct {
-	Placeholders float64 `json:"placeholders,omitempty"` // amount that placeholders keep free for kernels
-	Warm         float64 `json:"warm,omitempty"`         // amount of warm kernels, which give way to others
-}
-
-// Ahead is what is kept ready for one kernelspec or flavor. Not all of it has GPUs.
+// Ahead is the warm kernels of one kernelspec. Not all of them have GPUs.
 type Ahead struct {
-	Kind    launcher.AheadKind `json:"kind"`
-	Spec    string             `json:"kernelspec,omitempty"` // absent for the placeholders of a flavor
-	Flavor  string             `json:"flavor,omitempty"`
-	Wanted  int                `json:"wanted"`
-	Ready   int                `json:"ready"`            // pods that have a node
-	Waiting int                `json:"waiting"`          // pods that wait for a node
-	Reason  string             `json:"reason,omitempty"` // why there are fewer than wanted; only admins see it
+	Kind    string `json:"kind"` // aheadWarm
+	Spec    string `json:"kernelspec"`
+	Flavor  string `json:"flavor,omitempty"`
+	Wanted  int    `json:"wanted"`
+	Ready   int    `json:"ready"`            // pods that have a node
+	Waiting int    `json:"waiting"`          // pods that wait for a node
+	Reason  string `json:"reason,omitempty"` // why there are fewer than wanted; only admins see it
 }
 
 // GPUAmounts are amounts of a pool, or of pools with the same resource.
@@ -78,7 +75,7 @@ type GPUPool struct {
 	Devices []GPUDevice `json:"devices,omitempty"` // absent if the node does not tell them apart
 	Holders []GPUHolder `json:"holders"`           // those that the caller may see
 	Others  float64     `json:"others"`            // the part of Held whose holders the caller may not see
-	GPUsAhead
+	Warm    float64     `json:"warm,omitempty"`    // amount of warm kernels; not a part of Held
 }
 
 // GPUDevice is one GPU of a pool.
@@ -124,7 +121,7 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 				continue
 			}
 		}
-		answer.Ahead = append(answer.Ahead, Ahead{Kind: a.Kind, Spec: a.SpecName, Flavor: a.Flavor, Wanted: a.Wanted,
+		answer.Ahead = append(answer.Ahead, Ahead{Kind: aheadWarm, Spec: a.SpecName, Flavor: a.Flavor, Wanted: a.Wanted,
 			Ready: a.Ready, Waiting: a.Waiting, Reason: a.Reason})
 	}
 	if !all && len(view.Missing) > 0 {
@@ -178,7 +175,7 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 			sum, a := sums[key{p.Resource, p.Unit}], amountsOf(p)
 			sum.Total, sum.Unhealthy, sum.Held = sum.Total+a.Total, sum.Unhealthy+a.Unhealthy, sum.Held+a.Held
 			sum.Measured, sum.Busy = sum.Measured+a.Measured, sum.Busy+a.Busy
-			sum.Placeholders, sum.Warm = sum.Placeholders+p.Kept, sum.Warm+p.HeldWarm()
+			sum.Warm += p.HeldWarm()
 			sums[key{p.Resource, p.Unit}] = sum
 		}
 	}
@@ -197,7 +194,7 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 // poolModel returns a pool with the holders that may be seen.
 func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
 	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{},
-		GPUsAhead: GPUsAhead{Placeholders: p.Kept, Warm: p.HeldWarm()}}
+		Warm: p.HeldWarm()}
 	held := p.HeldOn()
 	for i := range p.Holders {
 		h := &p.Holders[i]

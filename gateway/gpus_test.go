@@ -45,7 +45,7 @@ func TestGPUs(t *testing.T) {
 		{Name: "a", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
 			Resource: "aliyun.com/gpu-mem", Unit: launcher.UnitGiB, Total: 14,
 			Devices: []launcher.GPUDevice{{Index: 0, Total: 14}},
-			Kept:    1, Warm: []launcher.GPUHolder{{Kernel: idB, SpecName: "r", Amount: 1}},
+			Warm:    []launcher.GPUHolder{{Kernel: idB, SpecName: "r", Amount: 1}},
 			Holders: []launcher.GPUHolder{
 				{Kernel: idA, Owner: "ann", SpecName: "python3", Namespace: "ns", Pod: "p", Amount: 4,
 					Devices: map[int]float64{0: 4}, Since: at, Measured: 4, IdleSince: at},
@@ -54,13 +54,13 @@ func TestGPUs(t *testing.T) {
 			}}}},
 		{Name: "b", Pools: []launcher.GPUPool{{Resource: "aliyun.com/gpu-mem", Unit: launcher.UnitGiB, Total: 14,
 			Unhealthy: 14}}},
-	}, Ahead: []launcher.Ahead{{Kind: launcher.AheadWarm, SpecName: "r", Wanted: 3, Ready: 1, Waiting: 2,
-		Reason: "no node"}, {Kind: launcher.AheadPlaceholder, Flavor: "t4", Wanted: 1}}}
+	}, Ahead: []launcher.Ahead{{SpecName: "r", Wanted: 3, Ready: 1, Waiting: 2,
+		Reason: "no node"}, {SpecName: "torch", Flavor: "t4", Wanted: 1}}}
 	g := startUserGateway(t, func(o *Options) {
 		o.Launcher = &viewingLauncher{o.Launcher.(*fakeLauncher), view}
 	})
 	const totals = `[{"resource":"aliyun.com/gpu-mem","unit":"GiB","total":28,"held":12,"measured":8,"busy":4,` +
-		`"unhealthy":14,"placeholders":1,"warm":1}]`
+		`"unhealthy":14,"warm":1}]`
 	for _, who := range []struct {
 		name     string
 		holders  int
@@ -73,10 +73,10 @@ func TestGPUs(t *testing.T) {
 		if err != nil || string(text) != totals {
 			t.Errorf("%s: totals %s, %v", who.name, text, err)
 		}
-		want := []Ahead{{Kind: launcher.AheadWarm, Spec: "r", Wanted: 3, Ready: 1, Waiting: 2}}
+		want := []Ahead{{Kind: "warm", Spec: "r", Wanted: 3, Ready: 1, Waiting: 2}}
 		if who.hasPlace {
 			want[0].Reason = "no node"
-			want = append(want, Ahead{Kind: launcher.AheadPlaceholder, Flavor: "t4", Wanted: 1}) // others may not choose it
+			want = append(want, Ahead{Kind: "warm", Spec: "torch", Flavor: "t4", Wanted: 1}) // others may not choose it
 		}
 		if !slices.Equal(answer.Ahead, want) {
 			t.Errorf("%s: %+v", who.name, answer.Ahead)

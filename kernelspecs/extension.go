@@ -13,9 +13,6 @@ import (
 // extensionPath is the key of the extension in a Problem.
 const extensionPath = "metadata.ekg"
 
-// MaxPlaceholders bounds the placeholders of one kernelspec, and of one flavor.
-const MaxPlaceholders = 100
-
 // maxWarm bounds the warm kernels of one kernelspec.
 const maxWarm = 100
 
@@ -55,7 +52,7 @@ var PodKeys = []string{
 }
 
 // ownKeys are the keys of metadata.ekg that Extension has.
-var ownKeys = []string{"cull", "flavor", "launcher", "limits", "placeholders", "profiles", "transport", "warm"}
+var ownKeys = []string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"}
 
 // Extension is the part of metadata.ekg that concerns all launchers. Only ekg defines metadata.ekg, so unknown keys in
 // it are problems: a misspelt key would otherwise be ignored silently.
@@ -68,9 +65,6 @@ type Extension struct {
 
 	// Warm is how many kernels are kept started that wait for an owner.
 	Warm int `json:"warm"`
-
-	// Placeholders are pods of low priority that keep room for so many further kernels.
-	Placeholders int `json:"placeholders"`
 
 	Profiles []Profile `json:"profiles"`
 }
@@ -117,10 +111,7 @@ func (r *reader) extension(n *node) Extension {
 				r.report(m.value, key, "is not a number from 0 to %d", maxWarm)
 			}
 		case m.key == "placeholders":
-			decodeMember(r, m.value, key, &ext.Placeholders)
-			if n := ext.Placeholders; n < 0 || n > MaxPlaceholders {
-				r.report(m.value, key, "%d is not a number from 0 to %d", n, MaxPlaceholders)
-			}
+			r.report(at, key, "was removed; use the component placeholders of deploy/kubernetes, or the chart's placeholders")
 		case m.key == "profiles":
 			before := len(r.problems)
 			decodeMember(r, m.value, key, &ext.Profiles)

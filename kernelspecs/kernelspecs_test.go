@@ -91,13 +91,12 @@ func TestSpec_ReadBroken(t *testing.T) {
 			"\"tcp\"}}}", []string{
 			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not a known key; valid keys: ` +
 				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "launcher", "limits",
-					"placeholders", "profiles", "transport", "warm"}, PodKeys...))), ", ")}},
+					"profiles", "transport", "warm"}, PodKeys...))), ", ")}},
 		{"warm kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"warm\": 101}}}",
 			[]string{`2: metadata.ekg.warm: is not a number from 0 to 100`}},
-		{"placeholders", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": -1}}}",
-			[]string{`2: metadata.ekg.placeholders: -1 is not a number from 0 to 100`}},
-		{"the number of placeholders is a text", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": \"1\"}}}",
-			[]string{`2: metadata.ekg.placeholders: is a string, not a number`}},
+		{"placeholders", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": 1}}}",
+			[]string{`2: metadata.ekg.placeholders: was removed; use the component placeholders of deploy/kubernetes, or ` +
+				`the chart's placeholders`}},
 		{"when kernels are ended",
 			"{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", " +
 				"\"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{

@@ -49,29 +49,19 @@ type GPURoom struct {
 // GPUs are the GPUs of all machines.
 type GPUs struct {
 	Nodes   []GPUNode // by name
-	Ahead   []Ahead   // what is kept ready before any user asks
+	Ahead   []Ahead   // what is kept ready before any user asks: warm kernels
 	Missing []string  // sentences for an operator: what the view lacks, and what would give it
 }
 
-// Ahead is what is kept ready for one kernelspec or flavor before any user asks. It is no kernel of a user.
+// Ahead is the warm kernels of one kernelspec.
 type Ahead struct {
-	Kind     AheadKind
-	SpecName string // "" for the placeholders of a flavor
+	SpecName string
 	Flavor   string // "" if the kernelspec has none
 	Wanted   int
-	Ready    int    // placeholders that have a node; warm kernels that have one, which may still start
+	Ready    int    // those that have a node; they may still start
 	Waiting  int    // pods that wait for a node
 	Reason   string // why some wait, or there are fewer than wanted, as far as is known
 }
-
-// AheadKind is what is kept ready.
-type AheadKind string
-
-// The kinds.
-const (
-	AheadWarm        AheadKind = "warm"        // kernels that are started
-	AheadPlaceholder AheadKind = "placeholder" // pods that keep room
-)
 
 // GPUNode is one machine.
 type GPUNode struct {
@@ -103,7 +93,6 @@ type GPUPool struct {
 	Unhealthy float64     // amount that no pod can have; not a part of Total
 	Devices   []GPUDevice // by index; empty if the machine does not tell them apart
 	Holders   []GPUHolder // the longest holder first
-	Kept      float64     // amount of placeholders, which are not holders: they make room for kernels
 	Warm      []GPUHolder // warm kernels, which give way to others. Each has its kernelspec and flavor
 }
 
@@ -184,7 +173,7 @@ func (p *GPUPool) HeldOn() map[int]float64 {
 // Sort orders all that has an order.
 func (g *GPUs) Sort() {
 	slices.SortFunc(g.Ahead, func(a, b Ahead) int {
-		return cmp.Or(cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.SpecName, b.SpecName), cmp.Compare(a.Flavor, b.Flavor))
+		return cmp.Or(cmp.Compare(a.SpecName, b.SpecName), cmp.Compare(a.Flavor, b.Flavor))
 	})
 	slices.SortFunc(g.Nodes, func(a, b GPUNode) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range g.Nodes {

@@ -22,8 +22,6 @@ type Measures struct {
 	// decreases.
 	WarmGaveWay map[string]int64
 
-	Placeholders []Ahead // of the kind AheadPlaceholder
-
 	// Keys counts the kernels that live by the master key of their keys: KeyCurrent, KeySecond and KeyUnknown. It is nil
 	// where there is no master key.
 	Keys map[string]int64

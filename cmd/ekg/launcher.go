@@ -19,7 +19,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
-	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
@@ -27,16 +26,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
-// wishes is what kernelspecs want ahead of any start.
-type wishes struct {
-	starts func() []launcher.Request // plain starts of all
-	warm   func() []launcher.Warm    // warm kernels
-
-	flavors func() []flavor.Flavor // all, which may have placeholders
-	rooms   func() []podspec.Room  // placeholders of kernelspecs
-}
-
-// openLauncher opens the launcher that the settings select. reaper may be nil.
+// openLauncher opens the launcher that the settings select. warm returns which warm kernels the kernelspecs want.
+// reaper may be nil.
 func openLauncher(
 	ctx context.Context,
 	s *settings.Settings,
@@ -44,7 +35,7 @@ func openLauncher(
 	log *slog.Logger,
 	watch launcher.Observer,
 	reaper *proctree.Reaper,
-	ahead wishes,
+	warm func() []launcher.Warm,
 ) (launcher.Launcher, error) {
 	switch s.Launcher {
 	case "local":
@@ -79,13 +70,12 @@ func openLauncher(
 			Reaper:      reaper,
 			Log:         log,
 			Observer:    watch,
-			Warm:        ahead.warm,
-			WarmGPUs:    s.LocalWarmGPUs,
+			Warm:        warm,
 
 			ControlGroups: groups,
 		})
 	case "kubernetes":
-		return openKube(ctx, s, limits, log, watch, ahead)
+		return openKube(ctx, s, limits, log, watch, warm)
 	default:
 		return nil, fmt.Errorf("%s: unknown launcher %q", s.Place("launcher"), s.Launcher)
 	}
@@ -98,7 +88,7 @@ func openKube(
 	limits launcher.Limits,
 	log *slog.Logger,
 	watch launcher.Observer,
-	ahead wishes,
+	warm func() []launcher.Warm,
 ) (launcher.Launcher, error) {
 	kube.LogTo(log)
 	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
@@ -134,10 +124,7 @@ func openKube(
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,
-	}
-	o.Warm, o.Flavors, o.Rooms = ahead.warm, ahead.flavors, ahead.rooms
-	if s.PrePull {
-		o.PrePull = ahead.starts
+		Warm:            warm,
 	}
 	if s.KubePeers != "" {
 		if !cluster.Inside() || s.PodIP == "" {
@@ -165,8 +152,7 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
 		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
 		Architectures: s.SupervisorArch, JobPriorityClass: s.JobPriorityClass,
-		PlaceholderClass: s.PlaceholderClass,
-		LogLimit:         s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
+		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
 		GPUSamples: s.GPUSamples}
 	if slices.Contains(s.SupervisorArch, settings.ArchAny) {
 		o.Architectures = nil

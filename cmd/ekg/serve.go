@@ -22,7 +22,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
@@ -55,12 +54,9 @@ type server struct {
 	drain        time.Duration    // for which it still serves after the end of ctx, while /readyz fails
 
 	// Owned by Run.
-	steps   []step
-	reaper  *proctree.Reaper // nil: this is not a container's first process
-	starts  func() []launcher.Request
-	warm    func() []launcher.Warm
-	flavors func() []flavor.Flavor // nil without --flavors
-	rooms   func() []podspec.Room
+	steps  []step
+	reaper *proctree.Reaper // nil: this is not a container's first process
+	warm   func() []launcher.Warm
 
 	file atomic.Pointer[gatewayFile] // as register has written it; nil before
 }
@@ -78,7 +74,7 @@ func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server
 	}
 	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
 		watch launcher.Observer) (launcher.Launcher, error) {
-		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm, v.flavors, v.rooms})
+		return openLauncher(ctx, s, limits, log, watch, v.reaper, v.warm)
 	}
 	return v
 }
@@ -215,11 +211,7 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	if b.flavors, err = openFlavors(v.settings, v.log); err != nil {
 		return b, err
 	}
-	w := &wanted{specs: b.specs, flavors: b.flavors}
-	v.starts, v.warm, v.rooms = w.plainStarts, w.warmKernels, w.rooms
-	if b.flavors != nil {
-		v.flavors = b.flavors.List
-	}
+	v.warm = (&wanted{specs: b.specs, flavors: b.flavors}).warmKernels
 	b.limits = v.settings.KernelLimits(b.specs, b.usersFile)
 	if b.launcher, err = v.openLauncher(ctx, v.settings, b.limits, v.log, counters); err != nil {
 		return b, err

@@ -157,30 +157,24 @@ func totalText(t gateway.GPUTotal) string {
 	if t.Warm > 0 {
 		text += ", and " + amount(t.Warm) + " by warm kernels"
 	}
-	if t.Placeholders > 0 {
-		text += ", and " + amount(t.Placeholders) + " by placeholders"
-	}
 	return text
 }
 
-// aheadTable has a line for each kernelspec and flavor of which something is kept ready.
+// aheadTable has a line for each kernelspec that has warm kernels.
 func aheadTable(b *strings.Builder, view gateway.GPUs) {
 	if len(view.Ahead) == 0 {
 		return
 	}
 	lines := [][]string{{"KEPT READY", "SPEC", "FLAVOR", "READY/WANTED", ""}}
 	for _, a := range view.Ahead {
-		kind, text := "warm kernels", a.Reason
-		if a.Kind == launcher.AheadPlaceholder {
-			kind = "placeholders"
-		}
+		text := a.Reason
 		if a.Waiting > 0 {
 			text = fmt.Sprintf("%d of %d wait for a node", a.Waiting, a.Wanted)
 			if a.Reason != "" { // only admins get it
 				text += ": " + a.Reason
 			}
 		}
-		lines = append(lines, []string{kind, a.Spec, a.Flavor, fmt.Sprintf("%d/%d", a.Ready, a.Wanted), text})
+		lines = append(lines, []string{"warm kernels", a.Spec, a.Flavor, fmt.Sprintf("%d/%d", a.Ready, a.Wanted), text})
 	}
 	b.WriteString("\n")
 	table(b, lines)
@@ -215,7 +209,7 @@ func table(b *strings.Builder, lines [][]string) {
 func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
 	head := []string{"NODE", "STATUS", "MODEL", "RESOURCE", "ALLOCATED/TOTAL", "BUSY/MEASURED"}
 	if wide {
-		head = append(head, "UNIT", "UNHEALTHY", "OTHERS", "WARM", "PLACEHOLDERS", "ADDRESS")
+		head = append(head, "UNIT", "UNHEALTHY", "OTHERS", "WARM", "ADDRESS")
 	}
 	lines := [][]string{head}
 	for _, n := range view.Nodes {
@@ -228,7 +222,7 @@ func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
 			switch {
 			case wide:
 				cells = append(cells, string(p.Unit), amount(p.Unhealthy), amount(p.Others), amount(p.Warm),
-					amount(p.Placeholders), n.Address)
+					n.Address)
 			default:
 				cells[4] += besides(p)
 			}
@@ -248,7 +242,7 @@ func besides(p gateway.GPUPool) string {
 	for _, part := range []struct {
 		of   float64
 		text string
-	}{{p.Unhealthy, "unhealthy"}, {p.Warm, "by warm kernels"}, {p.Placeholders, "by placeholders"}} {
+	}{{p.Unhealthy, "unhealthy"}, {p.Warm, "by warm kernels"}} {
 		if part.of > 0 {
 			parts = append(parts, amount(part.of)+" "+part.text)
 		}

@@ -16,11 +16,11 @@ import (
 const topView = `{"totals": [
   {"resource": "aliyun.com/gpu-mem", "unit": "GiB", "total": 14, "held": 12, "measured": 8, "busy": 4, "unhealthy": 0},
   {"resource": "nvidia.com/gpu", "unit": "GPU", "total": 7, "held": 3, "measured": 0, "busy": 0, "unhealthy": 1,
-   "placeholders": 1, "warm": 2}],
+   "warm": 2}],
  "ahead": [{"kind": "warm", "kernelspec": "torch", "flavor": "a100", "wanted": 2, "ready": 2, "waiting": 0},
-  {"kind": "placeholder", "flavor": "a100", "wanted": 3, "ready": 1, "waiting": 2,
+  {"kind": "warm", "kernelspec": "jax", "flavor": "a100", "wanted": 3, "ready": 1, "waiting": 2,
    "reason": "no\u001b node can take it"},
-  {"kind": "placeholder", "kernelspec": "r", "wanted": 1, "ready": 0, "waiting": 0, "reason": "it is not there"}],
+  {"kind": "warm", "kernelspec": "r", "wanted": 1, "ready": 0, "waiting": 0, "reason": "it is not there"}],
  "nodes": [
   {"name": "cn-shanghai.192.168.0.6", "address": "192.168.0.6", "status": "Ready", "pools": [
    {"resource": "aliyun.com/gpu-mem", "model": "Tesla-T4", "unit": "GiB", "total": 14, "held": 12, "measured": 8,
@@ -35,7 +35,7 @@ const topView = `{"totals": [
       "since": "2026-01-01T15:04:05.000000Z"}]}]},
   {"name": "gpu-2", "status": "Ready,SchedulingDisabled", "pools": [
    {"resource": "nvidia.com/gpu", "unit": "GPU", "total": 7, "held": 3, "measured": 0, "busy": 0, "unhealthy": 1,
-    "others": 3, "placeholders": 1, "warm": 2, "holders": []}]}],
+    "others": 3, "warm": 2, "holders": []}]}],
  "missing": ["The gateway does not see other pods."]}`
 
 // TestPrintNodes compares whole outputs with testdata/top.

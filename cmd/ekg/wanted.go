@@ -9,12 +9,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// wanted is what the kernelspecs want beside the kernels that clients start. Launchers ask for it in each round of
-// their regular work, and at each start. So it is made once for each version of kernelspecs and flavors. It may be used
-// concurrently. Callers do not modify what it returns.
+// wanted is which warm kernels the kernelspecs want. Launchers ask for it in each round of their regular work, and at
+// each start. So it is made once for each version of kernelspecs and flavors. It may be used concurrently. Callers do
+// not modify what it returns.
 type wanted struct {
 	specs   *kernelspecs.Finder
 	flavors *flavor.File // nil without --flavors
@@ -27,20 +26,12 @@ type wanted struct {
 type made struct {
 	specs   []kernelspecs.Spec
 	flavors []flavor.Flavor
-	starts  []launcher.Request
 	warm    []launcher.Warm
-	rooms   []podspec.Room
 }
 
-// plainStarts returns a start of each kernelspec without any wish of a client, and one with each of its profiles. A
-// start whose flavor does not exist is left out: no kernel can be started by it.
-func (w *wanted) plainStarts() []launcher.Request { return w.now().starts }
-
-// warmKernels returns which warm kernels the kernelspecs want.
+// warmKernels returns which warm kernels the kernelspecs want. A kernelspec whose flavor does not exist is left out: no
+// kernel can be started by it.
 func (w *wanted) warmKernels() []launcher.Warm { return w.now().warm }
-
-// rooms returns which placeholders the kernelspecs want.
-func (w *wanted) rooms() []podspec.Room { return w.now().rooms }
 
 // now returns what the present kernelspecs and flavors want.
 func (w *wanted) now() *made {
@@ -66,21 +57,16 @@ func makeWanted(specs []kernelspecs.Spec, flavors []flavor.Flavor) *made {
 	m := &made{specs: specs, flavors: flavors}
 	for _, spec := range specs {
 		m.add(spec)
-		for _, p := range spec.Profiles() {
-			if with, ok, err := spec.WithProfile(p.Name); ok && err == nil { // the finder has checked it
-				m.add(with)
-			}
-		}
 	}
 	return m
 }
 
-// add adds the start of a kernelspec, or of one with a profile.
+// add adds the warm kernels of a kernelspec.
 func (m *made) add(spec kernelspecs.Spec) {
 	start := launcher.Request{ID: uuid.Nil.String(), Spec: spec}
 	ext, err := spec.Extension()
-	if err != nil {
-		return // the launcher refuses it too
+	if err != nil || ext.Warm == 0 {
+		return // of an error: the launcher refuses it too
 	}
 	if ext.Flavor != "" {
 		at := slices.IndexFunc(m.flavors, func(f flavor.Flavor) bool { return f.Name == ext.Flavor })
@@ -89,14 +75,5 @@ func (m *made) add(spec kernelspecs.Spec) {
 		}
 		start.Flavor = &m.flavors[at]
 	}
-	m.starts = append(m.starts, start)
-	if spec.Profile != "" {
-		return
-	}
-	if ext.Warm > 0 {
-		m.warm = append(m.warm, launcher.Warm{Start: start, Count: ext.Warm})
-	}
-	if ext.Placeholders > 0 {
-		m.rooms = append(m.rooms, podspec.Room{Start: start, Count: ext.Placeholders})
-	}
+	m.warm = append(m.warm, launcher.Warm{Start: start, Count: ext.Warm})
 }

@@ -11,14 +11,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 )
 
-// A plain start has the kernelspec's own flavor, as the file says at that moment. A kernelspec whose flavor does not
-// exist is left out. Each profile has a start of its own, with its own flavor. Warm kernels and placeholders are those
-// of kernelspecs.
+// A warm kernel has the kernelspec's own flavor, as the file says at that moment. A kernelspec whose flavor does not
+// exist is left out. Profiles have no warm kernels.
 func TestWanted(t *testing.T) {
 	dir := t.TempDir()
-	for name, ekg := range map[string]string{"cpu": `{}`, "gpu": `{"flavor": "t4"}`, "none": `{"flavor": "missing"}`,
-		"many": `{"image": "a", "profiles": [{"name": "big", "image": "b", "flavor": "t4"}, {"name": "lost",
-			"flavor": "missing"}]}`} {
+	for name, ekg := range map[string]string{"cpu": `{}`, "gpu": `{"flavor": "t4", "warm": 1}`, "none": `{"flavor": "missing", "warm": 1}`,
+		"many": `{"image": "a", "warm": 2, "profiles": [{"name": "big", "image": "b", "flavor": "t4"}]}`} {
 		text := `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": {"ekg": ` + ekg + `}}`
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -41,20 +39,19 @@ func TestWanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := func(w *wanted) (names []string) {
-		for _, r := range w.plainStarts() {
-			name := r.Spec.Name + "/" + r.Spec.Profile
-			if r.Flavor != nil {
-				name += "/" + r.Flavor.Name
+		for _, k := range w.warmKernels() {
+			name := k.Start.Spec.Name
+			if k.Start.Flavor != nil {
+				name += "/" + k.Start.Flavor.Name
 			}
 			names = append(names, name)
 		}
 		return names
 	}
-	if with, want := got(&wanted{specs: specs, flavors: flavors}), []string{"cpu/", "gpu//t4", "many/",
-		"many/big/t4"}; !slices.Equal(with, want) {
+	if with, want := got(&wanted{specs: specs, flavors: flavors}), []string{"gpu/t4", "many"}; !slices.Equal(with, want) {
 		t.Errorf("got %q, want %q", with, want)
 	}
-	if without, want := got(&wanted{specs: specs}), []string{"cpu/", "many/"}; !slices.Equal(without, want) {
+	if without, want := got(&wanted{specs: specs}), []string{"many"}; !slices.Equal(without, want) {
 		t.Errorf("without flavors: %q, want %q", without, want)
 	}
 
@@ -67,17 +64,15 @@ func TestWanted(t *testing.T) {
 	if err := os.WriteFile(file, []byte("flavors: [{name: missing, gpu: {}}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if now, want := got(w), []string{"cpu/", "many/", "many/lost/missing", "none//missing"}; !slices.Equal(now, want) {
+	if now, want := got(w), []string{"many", "none/missing"}; !slices.Equal(now, want) {
 		t.Errorf("with other flavors: %q, want %q", now, want)
 	}
-	text := `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": {"ekg": {"warm": 3,
-		"placeholders": 2}}}`
+	text := `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": {"ekg": {"warm": 3}}}`
 	if err := os.WriteFile(filepath.Join(dir, "cpu", "kernel.json"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "a kernelspec has changed", func() bool { return len(w.warmKernels()) == 1 })
-	if warm, rooms := w.warmKernels()[0], w.rooms(); warm.Start.Spec.Name != "cpu" || warm.Count != 3 ||
-		len(rooms) != 1 || rooms[0].Start.Spec.Name != "cpu" || rooms[0].Count != 2 {
-		t.Errorf("warm: %+v, placeholders: %+v", warm, rooms)
+	poll.Until(t, "a kernelspec has changed", func() bool { return len(w.warmKernels()) == 3 })
+	if warm := w.warmKernels()[0]; warm.Start.Spec.Name != "cpu" || warm.Count != 3 {
+		t.Errorf("%+v", warm)
 	}
 }

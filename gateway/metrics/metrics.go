@@ -97,11 +97,6 @@ var (
 			"request asks for something else, or limits seem to refuse it; failed."}
 	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
 		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
-	metricRooms = Metric{"ekg_placeholders", "gauge", []string{"spec", "flavor", "state"}, true,
-		"Placeholders: pods that keep room for kernels of a kernelspec or a flavor. The state is ready if they have a " +
-			"node, and waiting if they wait for one."}
-	metricRoomsWanted = Metric{"ekg_placeholders_wanted", "gauge", []string{"spec", "flavor"}, true,
-		"Placeholders that the kernelspec or the flavor wants."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Living kernels by the master key of their pod: current or second. It is unknown if it is neither, or if the pod " +
 			"does not say it and was not reached yet."}
@@ -158,7 +153,7 @@ func List() []Metric {
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
-		metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted, metricKeys, metricStart, metricStartPhase,
+		metricWarmClaims, metricWarmGaveWay, metricKeys, metricStart, metricStartPhase,
 		metricGPUWait,
 		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricJobsGaveWay,
 		metricRequests,
@@ -364,7 +359,7 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted,
+		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay,
 		metricKeys, metricJobs,
 		metricWebsockets,
 		metricWSBytes,
@@ -434,7 +429,6 @@ func (s *snapshot) collectKernels(send sender) {
 	}
 	s.collectCulls(now.Culls, send)
 	s.collectWarm(now, send)
-	s.collectRooms(now.Placeholders, send)
 	for key, n := range now.Keys {
 		send(metricKeys, float64(n), key)
 	}
@@ -498,26 +492,6 @@ func (s *snapshot) collectStates(kernels []launcher.Kernel, send sender) {
 	send(metricStale, stale)
 	send(metricClients, clients)
 	send(metricLogBytes, logBytes)
-}
-
-// collectRooms sends the numbers of placeholders.
-func (s *snapshot) collectRooms(all []launcher.Ahead, send sender) {
-	type series struct{ spec, flavor string }
-	sums := map[series]launcher.Ahead{}
-	for _, a := range all {
-		of := series{"", s.m.flavors.of(a.Flavor)}
-		if a.SpecName != "" {
-			of.spec = s.m.specs.of(a.SpecName)
-		}
-		sum := sums[of]
-		sum.Ready, sum.Waiting, sum.Wanted = sum.Ready+a.Ready, sum.Waiting+a.Waiting, sum.Wanted+a.Wanted
-		sums[of] = sum
-	}
-	for of, sum := range sums {
-		send(metricRooms, float64(sum.Ready), of.spec, of.flavor, "ready")
-		send(metricRooms, float64(sum.Waiting), of.spec, of.flavor, "waiting")
-		send(metricRoomsWanted, float64(sum.Wanted), of.spec, of.flavor)
-	}
 }
 
 // collectWarm sends the numbers of warm kernels.

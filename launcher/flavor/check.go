@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
-
-	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // Bounds of a file.
@@ -21,10 +19,6 @@ const (
 	maxText    = 200     // bytes of a label
 	maxBytes   = 1 << 20 // of the file
 )
-
-// NoClaimsMoved says why a placeholder cannot have a resource claim. The scheduler never removes a pod to free the
-// devices of its claim (plugin DynamicResources of kube-scheduler 1.37). So kernels would wait beside placeholders.
-const NoClaimsMoved = "the scheduler removes no pod for the devices of its resource claim"
 
 // validName matches names of flavors. A name is part of a URL and of kernelspecs' names, where "--" separates it.
 var validName = regexp.MustCompile(`^[a-z0-9]+([.-][a-z0-9]+)*$`)
@@ -57,10 +51,8 @@ func (f *Flavor) problems() (list []string) {
 		f.DRA.check(wrong)
 	}
 	wrong(f.None && f.Units != nil && f.Units.Amount != 0, "units: a flavor without a GPU counts as no GPU")
-	wrong(f.Placeholders < 0 || f.Placeholders > kernelspecs.MaxPlaceholders,
-		"placeholders: %d is not a number from 0 to %d", f.Placeholders, kernelspecs.MaxPlaceholders)
-	wrong(f.Placeholders > 0 && f.None, "placeholders: the flavor has no GPU for which they could keep room")
-	wrong(f.Placeholders > 0 && f.DRA != nil, "placeholders: "+NoClaimsMoved)
+	wrong(f.Placeholders != nil, "placeholders: was removed; use the component placeholders of deploy/kubernetes, or the "+
+		"chart's placeholders")
 	wrong(!(f.PricePerHour >= 0 && f.PricePerHour <= math.MaxFloat64), "pricePerHour: is not a number from 0")
 	for key, value := range f.NodeSelector {
 		wrong(len(validation.IsQualifiedName(key)) > 0, "nodeSelector: %s is not a valid label key", quoted(key))

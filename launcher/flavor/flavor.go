@@ -43,8 +43,8 @@ type Flavor struct {
 	Tolerations  []Toleration      `yaml:"tolerations" json:"tolerations,omitempty"`
 	RuntimeClass string            `yaml:"runtimeClass" json:"runtimeClass,omitempty"`
 
-	// Placeholders are pods that keep room for so many further kernels; 0: none. It says nothing about a kernel.
-	Placeholders int `yaml:"placeholders" json:"-"`
+	// Placeholders was removed. Its error says what to use.
+	Placeholders any `yaml:"placeholders" json:"-"`
 
 	// Shown to users, without any effect on the pod.
 	Spot         bool    `yaml:"spot" json:"spot,omitempty"`                 // its nodes can be taken away at short notice

@@ -51,9 +51,51 @@ type gpuPod struct {
 // ViewGPUs implements launcher.GPUViewer.
 func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 	view := l.viewNodes()
-	view.Ahead = l.ahead()
+	view.Ahead = l.warmAhead()
 	view.Sort()
 	return view, nil
+}
+
+// missingWarm is the reason where fewer warm kernels exist than are wanted, and nothing else is known.
+const missingWarm = "not all of its pods have been created"
+
+// warmAhead returns the warm kernels of each kernelspec that wants some.
+func (l *Launcher) warmAhead() (all []launcher.Ahead) {
+	if l.warm.pods == nil {
+		return nil
+	}
+	pods := map[string][]*corev1.Pod{}
+	for _, pod := range l.warmPods() {
+		name := specOf(pod)
+		pods[name] = append(pods[name], pod)
+	}
+	for _, w := range l.opts.Warm() {
+		a := launcher.Ahead{SpecName: w.Start.Spec.Name, Wanted: w.Count}
+		if w.Start.Flavor != nil {
+			a.Flavor = w.Start.Flavor.Name
+		}
+		waits := ""
+		for _, pod := range pods[a.SpecName] {
+			if pod.Spec.NodeName != "" {
+				a.Ready++
+				continue
+			}
+			if a.Waiting++; waits == "" {
+				waits = podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
+			}
+		}
+		l.mu.Lock()
+		known := l.warm.ledger.Reason(a.SpecName)
+		l.mu.Unlock()
+		switch {
+		case waits != "":
+			a.Reason = waits
+		case a.Ready+a.Waiting < a.Wanted:
+			a.Reason = cmp.Or(known, missingWarm)
+		}
+		all = append(all, a)
+	}
+	return all
 }
 
 // viewNodes returns the view without what is kept ready for each kernelspec.
@@ -111,21 +153,17 @@ func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 		found[n.Name] = n
 	}
 	for _, p := range pods {
-		if p.hasEnded() {
+		if p.hasEnded() || p.isPlaceholder() {
 			continue
 		}
 		for name, amount := range podspec.GPUAmounts(p.pod) {
-			kept := podspec.IsPlaceholder(p.pod)
-			if (kept || p.warm) && p.pod.Spec.NodeName == "" {
+			if p.warm && p.pod.Spec.NodeName == "" {
 				continue // it holds nothing yet
 			}
 			pool := poolOf(nodeOf(found, p.pod.Spec.NodeName), string(name))
-			switch {
-			case kept:
-				pool.Kept += float64(amount)
-			case p.warm:
+			if p.warm {
 				pool.Warm = append(pool.Warm, p.holds(float64(amount), string(name)))
-			default:
+			} else {
 				pool.Holders = append(pool.Holders, p.holds(float64(amount), string(name)))
 			}
 		}
@@ -147,6 +185,12 @@ func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 		all = append(all, *n)
 	}
 	return all
+}
+
+// isPlaceholder reports whether a pod is none of a kernel, and gives way to each kernel: its priority is negative. What
+// it asks for counts as free.
+func (p *gpuPod) isPlaceholder() bool {
+	return p.holder.Kernel == "" && p.pod.Spec.Priority != nil && *p.pod.Spec.Priority < 0
 }
 
 // nodeOf returns a node. It adds one of which only the name is known if there is none.
@@ -271,9 +315,7 @@ func trimForGPUs(o any) (any, error) {
 	if len(amounts) == 0 {
 		return small, nil
 	}
-	if podspec.IsPlaceholder(pod) {
-		small.Labels = map[string]string{podspec.LabelPlaceholder: pod.Labels[podspec.LabelPlaceholder]}
-	}
+	small.Spec.Priority = pod.Spec.Priority
 	small.CreationTimestamp, small.DeletionTimestamp = pod.CreationTimestamp, pod.DeletionTimestamp
 	small.Spec.NodeName, small.Status.Phase = pod.Spec.NodeName, pod.Status.Phase
 	for _, c := range pod.Status.Conditions {

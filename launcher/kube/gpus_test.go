@@ -105,6 +105,19 @@ func TestGPUNodes(t *testing.T) {
 					{Namespace: "ns", Pod: "c", Amount: 1, Since: since},
 				}}}}},
 		},
+		"a pod of low priority makes room": {
+			[]*corev1.Node{gpuTestNode("n", nil, whole, whole)},
+			[]gpuPod{
+				{pod: gpuTestPod("room", "n", map[string]string{"nvidia.com/gpu": "1"}, ofPriority(-10))},
+				{pod: gpuTestPod("other", "n", map[string]string{"nvidia.com/gpu": "1"}, ofPriority(0))},
+				{pod: gpuTestPod("k", "n", map[string]string{"nvidia.com/gpu": "1"}, ofPriority(-10)),
+					holder: launcher.GPUHolder{Kernel: idA}},
+			},
+			[]launcher.GPUNode{{Name: "n", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
+				Resource: "nvidia.com/gpu", Unit: launcher.UnitGPU, Total: 8,
+				Holders: []launcher.GPUHolder{{Kernel: idA, Namespace: "ns", Pod: "k", Amount: 1, Since: since},
+					{Namespace: "ns", Pod: "other", Amount: 1, Since: since}}}}}},
+		},
 		"replicas": {
 			[]*corev1.Node{gpuTestNode("n", map[string]string{labelReplicas: "4"}, whole, whole)}, nil,
 			[]launcher.GPUNode{{Name: "n", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
@@ -156,6 +169,9 @@ func TestGPUNodes(t *testing.T) {
 		})
 	}
 }
+
+// ofPriority gives a pod a priority.
+func ofPriority(n int32) func(*corev1.Pod) { return func(pod *corev1.Pod) { pod.Spec.Priority = &n } }
 
 // TestGPUs: the view has kernels, other pods and nodes from informers, and makes no request.
 func TestGPUs(t *testing.T) {

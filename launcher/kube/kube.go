@@ -13,7 +13,7 @@
 // Goroutines, all waited for by Close: two informers, of pods and of events, for each namespace or for all together;
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
-// nodes if they are watched; informers of warm kernels and of placeholders; decideAboutLimits, by election too, if
+// nodes if they are watched; an informer of warm kernels; decideAboutLimits, by election too, if
 // there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods, and one for each
 // replica that has missed a notification; and calls that go on after their callers have left.
 //
@@ -42,7 +42,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -83,20 +82,6 @@ type Options struct {
 	// WatchGPUs says to watch nodes and the pods of all namespaces, so that ViewGPUs returns totals, and what other pods
 	// hold. It needs the rights to list and watch both. Without a right, the view is incomplete and says so.
 	WatchGPUs bool
-
-	// PrePull returns a plain start of each kernelspec, whose images are pulled on the nodes ahead. It needs rights on
-	// DaemonSets in Pods.Namespace. It is called by one goroutine. nil: nothing is pulled ahead, and DaemonSets of
-	// earlier gateways are removed.
-	PrePull func() []launcher.Request
-
-	// Flavors returns the flavors whose placeholders are kept if Pods.PlaceholderClass is set. That needs rights on
-	// Deployments in Pods.Namespace. It is called by several goroutines. nil: there are none, and those of earlier
-	// gateways are removed.
-	Flavors func() []flavor.Flavor
-
-	// Rooms returns which placeholders kernelspecs want. They are kept as those of flavors. It is called by several
-	// goroutines, too.
-	Rooms func() []podspec.Room
 
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has none, and
 	// leaves those of others alone.
@@ -182,7 +167,6 @@ type Launcher struct {
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  machines
 	warm      warmPool
-	rooms     cache.SharedIndexInformer // pods of placeholders; nil: there are none
 
 	// Guarded by mu.
 	mu            sync.Mutex
@@ -268,7 +252,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	if err := errors.Join(l.watchWarm(), l.watchPlaceholders()); err != nil {
+	if err := l.watchWarm(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	if o.Peers != nil {

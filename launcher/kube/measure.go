@@ -19,7 +19,6 @@ func (l *Launcher) Measure() launcher.Measures {
 			m.Kernels = append(m.Kernels, d)
 		}
 	}
-	m.Placeholders = l.placeholdersAhead()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clusterNow()

@@ -23,7 +23,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-const quotaPause = 100 * time.Millisecond // between two attempts in a namespace whose quota is not counted yet
+const (
+	// fieldManager names the gateways as the writers of objects that they apply. All replicas are one writer.
+	fieldManager = "ekg"
+	quotaPause   = 100 * time.Millisecond // between two attempts in a namespace whose quota is not counted yet
+)
 
 // watchOf returns the entry of watched that covers a namespace.
 func (l *Launcher) watchOf(ns string) string {

@@ -13,10 +13,9 @@ import (
 )
 
 // One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
-// has claimed, old endings, pieces of old records, homes that the policy lets it delete. It keeps the DaemonSets that
-// pull images ahead, the placeholders and the warm kernels. It holds a lease in the kernels' namespace. Two reapers at
-// one time would do no harm: each deletes exactly the pods that it has found to be leftovers, and a leftover never
-// becomes needed again.
+// has claimed, old endings, pieces of old records, homes that the policy lets it delete. It keeps the warm
+// kernels. It holds a lease in the kernels' namespace. Two reapers at one time would do no harm: each deletes exactly
+// the pods that it has found to be leftovers, and a leftover never becomes needed again.
 const (
 	reaperLease = "ekg-reaper"
 
@@ -32,7 +31,6 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	l.reaping.Store(true)
 	defer l.reaping.Store(false)
 	var pruned time.Time
-	pulls, places := prePuller{l: l}, placeholders{l: l}
 	for l.rest(ctx) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
@@ -46,8 +44,6 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 		}
 		l.announceNodes()
 		l.markEvictable(ctx)
-		pulls.round(ctx)
-		places.round(ctx)
 		l.keepWarm(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {

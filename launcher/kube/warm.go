@@ -61,7 +61,7 @@ func (l *Launcher) watchWarm() (err error) {
 	if l.opts.Warm == nil {
 		return nil
 	}
-	if l.warm.pods, err = l.watchOwn("warm kernels", selectWarm); err != nil {
+	if l.warm.pods, err = l.warmInformer(); err != nil {
 		return err
 	}
 	_, err = l.warm.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
@@ -74,23 +74,22 @@ func (l *Launcher) watchWarm() (err error) {
 	return err
 }
 
-// watchOwn watches those pods of the kernels' namespace that a selector chooses, and that are no kernel's. They are
-// called name in the log. The informer ends with the launcher.
-func (l *Launcher) watchOwn(name, selector string) (cache.SharedIndexInformer, error) {
+// warmInformer watches the pods of warm kernels in the kernels' namespace. It ends with the launcher.
+func (l *Launcher) warmInformer() (cache.SharedIndexInformer, error) {
 	ns := l.opts.Pods.Namespace
 	pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = selector
+			o.LabelSelector = selectWarm
 			return l.client.CoreV1().Pods(ns).List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = selector
+			o.LabelSelector = selectWarm
 			return l.client.CoreV1().Pods(ns).Watch(ctx, o)
 		},
 	}}, &corev1.Pod{}, l.timing.resync, nil)
 	if err := errors.Join(pods.SetTransform(trimPod), pods.SetWatchErrorHandlerWithContext(
 		func(_ context.Context, _ *cache.Reflector, err error) {
-			l.log.Warn(name+" cannot be watched; this is tried again", logkey.Err, err)
+			l.log.Warn("warm kernels cannot be watched; this is tried again", logkey.Err, err)
 		})); err != nil {
 		return nil, err
 	}

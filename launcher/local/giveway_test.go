@@ -77,7 +77,6 @@ func gpuWarmPlace(t *testing.T, count *atomic.Int64, gpus ...string) (*place, ke
 	with := p.change
 	p.change = func(o *Options, tm *timing) {
 		with(o, tm)
-		o.WarmGPUs = true
 		o.Warm = func() []launcher.Warm {
 			return []launcher.Warm{{Start: launcher.Request{Spec: spec}, Count: int(count.Load())}}
 		}
@@ -175,22 +174,4 @@ func TestWarm_GivesWayToOther(t *testing.T) {
 	})
 	count.Store(0)
 	p.warm(0, keeper, other)
-}
-
-// Without the setting a kernelspec with GPUs has no warm kernels, and the reason is known.
-func TestWarm_NoGPUs(t *testing.T) {
-	var count atomic.Int64
-	count.Store(1)
-	p, spec := gpuWarmPlace(t, &count, gpuJSON("GPU-a"))
-	with := p.change
-	p.change = func(o *Options, tm *timing) { with(o, tm); o.WarmGPUs = false }
-	l := p.launcher()
-	eventually(t, "the reason is known", func() bool { return l.Measure().Warm[spec.Name].Reason != "" })
-	const want = "its kernels get GPUs, and --local-warm-gpus does not allow warm kernels to hold any"
-	if c := l.Measure().Warm[spec.Name]; c.Reason != want || c.Waiting != 0 {
-		t.Errorf("%+v", c)
-	}
-	if pool := p.pool(l); pool.HeldWarm() != 0 {
-		t.Errorf("%+v", pool)
-	}
 }

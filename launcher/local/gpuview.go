@@ -34,7 +34,7 @@ func (l *Launcher) warmAhead(warm []warmHolder) (all []launcher.Ahead) {
 		return nil
 	}
 	for _, w := range l.opts.Warm() {
-		a := launcher.Ahead{Kind: launcher.AheadWarm, SpecName: w.Start.Spec.Name, Wanted: w.Count}
+		a := launcher.Ahead{SpecName: w.Start.Spec.Name, Wanted: w.Count}
 		if w.Start.Flavor != nil {
 			a.Flavor = w.Start.Flavor.Name
 		}

@@ -96,9 +96,6 @@ type Options struct {
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has no warm
 	// kernels, and leaves those of others alone.
 	Warm func() []launcher.Warm
-
-	// WarmGPUs allows warm kernels to hold GPUs. They give way to kernels that wait for those.
-	WarmGPUs bool
 }
 
 // timing holds the durations that tests shorten.

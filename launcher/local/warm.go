@@ -87,9 +87,6 @@ func (l *Launcher) kindOf(w launcher.Warm) (warmKind, error) {
 	if err != nil {
 		return warmKind{}, err
 	}
-	if rec.Want != nil && !l.opts.WarmGPUs {
-		return warmKind{}, errors.New("its kernels get GPUs, and --local-warm-gpus does not allow warm kernels to hold any")
-	}
 	program, err := os.Stat(l.opts.Supervisor)
 	if err != nil {
 		return warmKind{}, err

@@ -74,12 +74,6 @@ var kernelSettings = []group{
 				"kernel has been idle for a minute and pages have its output. It keeps its variables, and loses its log",
 		},
 		{
-			Name: "local-warm-gpus", Env: []string{"EKG_LOCAL_WARM_GPUS"}, def: "false",
-			value: boolean(func(s *Settings) *bool { return &s.LocalWarmGPUs }),
-			Usage: "let warm kernels of this machine hold GPUs. They end as soon as a kernel waits for these GPUs; see " +
-				"docs/kernelspecs.md",
-		},
-		{
 			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
 			value: text(func(s *Settings) *string { return &s.StateDir }),
 			Usage: "directory with the records of kernels and the generated token",

@@ -107,14 +107,6 @@ var kubernetesSettings = []group{
 			Usage: "image of kernels whose kernelspec names none",
 		},
 		{
-			Name: "placeholder-class", Env: []string{"EKG_PLACEHOLDER_CLASS"},
-			value: text(func(s *Settings) *string { return &s.PlaceholderClass }, unlessEmpty(podspec.CheckPriorityClass)),
-			Usage: "PriorityClass of placeholders, with a negative value. Placeholders are pods that keep room for kernels " +
-				"of flavors and kernelspecs that set placeholders, so that a node is added before anybody waits. The gateway " +
-				"needs the rights to create, list, patch and delete Deployments in the kernels' namespace, which the component " +
-				"placeholders gives",
-		},
-		{
 			Name: "job-priority-class", Env: []string{"EKG_JOB_PRIORITY_CLASS"},
 			value: text(func(s *Settings) *string { return &s.JobPriorityClass }, unlessEmpty(podspec.CheckPriorityClass)),
 			Usage: "PriorityClass of the pods of jobs, unless their kernelspec names one. With a low value, kernels that " +
@@ -150,13 +142,6 @@ var kubernetesSettings = []group{
 			value: boolean(func(s *Settings) *bool { return &s.WatchGPUs }),
 			Usage: "show in GET /api/gpus and ekg top how many GPUs the nodes have, and which other pods hold some. The " +
 				"gateway needs the right to list and watch nodes and all pods, which the component watch-gpus gives",
-		},
-		{
-			Name: "pre-pull", Env: []string{"EKG_PRE_PULL"},
-			value: boolean(func(s *Settings) *bool { return &s.PrePull }),
-			Usage: "pull the images of all kernelspecs on the nodes where their kernels may run, before anybody waits. The " +
-				"gateway needs the rights to create, list, update and delete DaemonSets in the kernels' namespace, which the " +
-				"component pre-pull gives",
 		},
 		{
 			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},

@@ -17,6 +17,9 @@ var removed = map[string]string{
 	"kube-burst":                   "a gateway sends at most 200 requests at once to the API server",
 	"kube-qps":                     "a gateway sends at most 100 requests a second to the API server",
 	"local-gpu-shares":             "use a flavor with replica in the file of --flavors; see docs/gpus.md",
+	"local-warm-gpus":              "warm of a kernelspec with GPUs is enough on one machine",
+	"placeholder-class":            "use the component or the chart's value placeholders; see docs/gpus.md",
+	"pre-pull":                     "use the component pre-pull, or the chart's value prePull; see docs/kubernetes.md",
 	"start-limit":                  "the limit is 30m; KERNEL_LAUNCH_TIMEOUT of a request makes it longer",
 }
 

@@ -74,7 +74,6 @@ type Settings struct {
 	ClientEnv          []string
 	InheritEnv         []string
 	UpgradeIdle        bool
-	LocalWarmGPUs      bool
 	LogLimit           int64
 	LogTotal           int64
 	StopGrace          time.Duration
@@ -100,14 +99,12 @@ type Settings struct {
 	SupervisorImage string
 	SupervisorPodSettings
 	KernelImage         string
-	PlaceholderClass    string // PriorityClass of placeholders; "": no placeholders
 	JobPriorityClass    string // of the pods of jobs; "": the cluster's default
 	MasterKeyFile       string
 	SecondMasterKeyFile string
 	EvictIdleAfter      time.Duration
 	WatchNodes          bool
 	WatchGPUs           bool
-	PrePull             bool
 	KubePeers           string
 	PodIP               string
 

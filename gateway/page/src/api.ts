@@ -20,9 +20,9 @@ export interface Holder { kernel?: string; owner?: string; pod?: string; namespa
   devices?: Record<string, number>; busy: number; measured: number; idle_since?: string; ending?: boolean }
 export interface Amounts { total: number; held: number; measured: number; busy: number; unhealthy: number }
 /** What is kept ready before any user asks. Amounts.held does not include it. */
-export interface Ready { placeholders?: number; warm?: number }
-export interface Ahead { kind: 'warm' | 'placeholder'; kernelspec?: string; flavor?: string; wanted: number;
-  ready: number; waiting: number; reason?: string }
+export interface Ready { warm?: number }
+export interface Ahead { kind: 'warm'; kernelspec: string; flavor?: string; wanted: number; ready: number;
+  waiting: number; reason?: string }
 export interface Pool extends Amounts, Ready { resource: string; model?: string; unit: string; others: number;
   holders: Holder[];
   devices?: PoolDevice[] }

@@ -21,15 +21,13 @@ function use(h: Holder): string {
 
 /** What is kept ready of an amount: "1 GPU by warm kernels". */
 export function keptReady(r: Ready, unit: string): string[] {
-  return [[r.warm, 'warm kernels'] as const, [r.placeholders, 'placeholders'] as const]
-    .flatMap(([of, by]) => of ? [`${number(of)} ${unit} by ${by}`] : []);
+  return r.warm ? [`${number(r.warm)} ${unit} by warm kernels`] : [];
 }
 
-/** How many warm kernels or placeholders of a kernelspec or flavor there are, and why not all. */
+/** How many warm kernels of a kernelspec there are, and why not all. */
 export function aheadText(a: Ahead): string {
-  const of = [a.kernelspec && `kernelspec ${a.kernelspec}`, a.flavor && `flavor ${a.flavor}`];
-  const kind = a.kind === 'warm' ? 'Warm kernels' : 'Placeholders';
-  const text = `${kind} of ${of.filter(Boolean).join(', ')}: ${a.ready} of ${a.wanted} ready`;
+  const of = `kernelspec ${a.kernelspec}${a.flavor ? `, flavor ${a.flavor}` : ''}`;
+  const text = `Warm kernels of ${of}: ${a.ready} of ${a.wanted} ready`;
   if (a.waiting > 0) return `${text}, ${a.waiting} of ${a.wanted} wait for a node${a.reason ? `: ${a.reason}` : ''}`;
   return a.reason ? `${text}: ${a.reason}` : text;
 }
@@ -46,7 +44,7 @@ export function GPUs({ view, ...known }: Known & { view: GPUView | undefined }) 
         {t.unhealthy > 0 ? `, ${number(t.unhealthy)} unhealthy` : ''}
         {keptReady(t, t.unit).map(text => `, ${text}`).join('')}</p>)}
       {(view.ahead ?? []).length > 0 && <ul class="soft" aria-label="Kept ready">
-        {view.ahead!.map(a => <li key={`${a.kind} ${a.kernelspec} ${a.flavor}`}>{aheadText(a)}</li>)}</ul>}
+        {view.ahead!.map(a => <li key={a.kernelspec}>{aheadText(a)}</li>)}</ul>}
       {view.nodes.length === 0 && view.missing.length === 0 && <p class="soft">There are no GPUs.</p>}
       {view.missing.map(text => <p class="soft" key={text}>{text}</p>)}
       {view.nodes.length > 0 && <div class="nodes" tabIndex={0} role="region" aria-label="Nodes with GPUs">

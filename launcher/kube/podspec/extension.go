@@ -35,8 +35,6 @@ type extension struct {
 	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
 	Warm     int                   `json:"warm,omitempty"`     // see WarmKind
 
-	Placeholders int `json:"placeholders,omitempty"` // see Placeholders
-
 	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
 	Limits kernelspecs.Limits `json:"limits,omitzero"`
 
@@ -122,16 +120,13 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 		c.keyAllowed(kernelspecs.ImageNamePath, "image")
 		c.image(kernelspecs.ImageNamePath, spec.Image)
 	}
-	if e.Placeholders > 0 && e.Flavor == "" && len(e.ResourceClaims)+len(e.Pod.Spec.ResourceClaims) > 0 {
-		c.refuse(shortPath("placeholders"), flavor.NoClaimsMoved)
-	}
 	for _, p := range c.found {
 		problems = append(problems, places.Problem(p.path, p.text))
 	}
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
 	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.Cull{}, kernelspecs.Limits{}
-	podKeys.Profiles, podKeys.Warm, podKeys.Placeholders = nil, 0, 0
+	podKeys.Profiles, podKeys.Warm = nil, 0
 	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}
@@ -170,8 +165,7 @@ func (o Options) CheckWith(flavors map[string]flavor.Flavor) func(kernelspecs.Sp
 	}
 }
 
-// flavorProblems returns the flavors that a kernelspec or its profiles name and the operator does not have, and what
-// keeps a kernelspec with a flavor from having placeholders.
+// flavorProblems returns the flavors that a kernelspec or its profiles name and the operator does not have.
 func (o Options) flavorProblems(
 	spec kernelspecs.Spec, flavors map[string]flavor.Flavor,
 ) (all []kernelspecs.Problem) {
@@ -189,14 +183,6 @@ func (o Options) flavorProblems(
 	unknown(shortPath("flavor"), e.Flavor)
 	for i, p := range e.Profiles {
 		unknown(fmt.Sprintf("%s[%d].flavor", shortPath("profiles"), i), p.Flavor)
-	}
-	if f, known := flavors[e.Flavor]; known && e.Placeholders > 0 {
-		if _, err := roomPod(o, launcher.Request{ID: uuid.Nil.String(), Spec: spec, Flavor: &f}); err != nil {
-			problem := places.Problem(shortPath("placeholders"),
-				"has no effect: "+strings.TrimPrefix(err.Error(), "placeholders: "))
-			problem.Warning = true
-			all = append(all, problem)
-		}
 	}
 	return all
 }

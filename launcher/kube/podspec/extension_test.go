@@ -63,7 +63,7 @@ func FuzzExtension(f *testing.F) {
 func TestExtension_Keys(t *testing.T) {
 	var e extension
 	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
-	want := append([]string{"cull", "flavor", "launcher", "limits", "placeholders", "profiles", "transport", "warm"},
+	want := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"},
 		kernelspecs.PodKeys...)
 	slices.Sort(want)
 	if len(problems) != 1 || problems[0].Message != "cannot be set; valid keys: "+strings.Join(want, ", ") {

@@ -27,10 +27,14 @@ const LabelKernelsOf = Domain + "kernels-of"
 // are removed when the policy no longer has them.
 const AnnotationObjects = Domain + "objects"
 
+// AnnotationContent of such a namespace has a digest of all that gateways have made with it.
+const AnnotationContent = Domain + "content"
+
 const (
 	namespaceMark       = "{namespace}" // in objects: the name of the owner's namespace
 	maxNamespaceObjects = 32
 	namespaceDigits     = 16 // hexadecimal digits of the hash that ends a shortened name
+	contentDigits       = 20 // of the value of AnnotationContent
 )
 
 // namespaceKinds are the kinds of objects that a namespace of an owner can be made with, and their resources.
@@ -295,6 +299,6 @@ func NamespaceFor(o Options, pod *corev1.Pod) (*MadeNamespace, error) {
 		return nil, err
 	}
 	sum := sha256.Sum256(text)
-	made.Content = hex.EncodeToString(sum[:])[:2*digestDigits]
+	made.Content = hex.EncodeToString(sum[:])[:contentDigits]
 	return made, nil
 }

@@ -22,7 +22,6 @@ type Options struct {
 	SupervisorMemory      string // request, a quantity
 	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB, or the request
 	KernelImage           string // for kernelspecs that name no image
-	PlaceholderClass      string // PriorityClass of placeholders; "": no placeholders
 	JobPriorityClass      string // of the pods of jobs, unless their kernelspec names one; "": the cluster's default
 
 	// ClusterChoosesUser leaves the user and group of the supervisor's container to the cluster, as OpenShift requires:
@@ -134,11 +133,6 @@ func (o Options) Validate() error {
 	for _, name := range o.SupervisorPullSecrets {
 		if err := CheckSecretName(name); err != nil {
 			return fmt.Errorf("SupervisorPullSecrets: %w", err)
-		}
-	}
-	if o.PlaceholderClass != "" {
-		if err := CheckPriorityClass(o.PlaceholderClass); err != nil {
-			return fmt.Errorf("PlaceholderClass: %w", err)
 		}
 	}
 	if o.JobPriorityClass != "" {

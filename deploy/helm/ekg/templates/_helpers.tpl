@@ -8,6 +8,11 @@
 {{- .Values.image | default (printf "ghcr.io/elastic-kernel-gateway/ekg:%s" .Chart.AppVersion) -}}
 {{- end }}
 
+{{/* The PriorityClass of placeholders. */}}
+{{- define "ekg.placeholderClass" -}}
+{{- printf "%s-placeholder" .Release.Namespace -}}
+{{- end }}
+
 {{/* Labels that select the gateways' pods. */}}
 {{- define "ekg.selector" -}}
 app.kubernetes.io/name: ekg

@@ -16,10 +16,6 @@
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
-# Removal of what prePull and placeholders have left behind.
-- apiGroups: [apps]
-  resources: [daemonsets, deployments]
-  verbs: [list, delete]
 {{- end }}
 
 {{- define "ekg.rulesPeers" }}
@@ -89,18 +85,6 @@
 - apiGroups: [""]
   resources: [persistentvolumeclaims, services]
   verbs: [create, get, patch, delete]
-{{- end }}
-
-{{- define "ekg.rulesPrePull" }}
-- apiGroups: [apps]
-  resources: [daemonsets]
-  verbs: [create, update]
-{{- end }}
-
-{{- define "ekg.rulesPlaceholders" }}
-- apiGroups: [apps]
-  resources: [deployments]
-  verbs: [create, patch]
 {{- end }}
 
 {{- define "ekg.rulesNodes" }}

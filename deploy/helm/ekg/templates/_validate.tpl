@@ -7,7 +7,6 @@
   "kernelspec-dir" "kernelspecs" "kube-peers" "nothing: replicas find each other" "pod-ip" "nothing: replicas find each other"
   "metrics-listen" "metrics.enabled" "token" "authToken" "token-file" "token.existingSecret" "users-file" "users.file"
   "flavors" "flavors.list" "flavors-as-kernelspecs" "flavors.asKernelspecs" "watch-nodes" "watchNodes" "watch-gpus" "watchGPUs"
-  "pre-pull" "prePull" "placeholder-class" "placeholders"
   "auth-token-review" "users.tokenReview" "tls-cert" "tls.existingSecret" "tls-key" "tls.existingSecret" -}}
 {{- range $name, $_ := .Values.settings -}}
 {{- if hasKey $own $name -}}
@@ -108,6 +107,6 @@ service.ports http targetPort: has no effect. The gateways listen on port 8888, 
 policy.kernelspecs.objects: has no effect on Services and claims without objects=true, which gives the right to create them.
 {{- end }}
 {{- if .Values.kip.enabled }}
-kip: has no effect. With prePull=true nodes pull the images of all kernelspecs ahead.
+kip: has no effect. Nodes pull the images of prePull ahead.
 {{- end }}
 {{- end }}

@@ -129,14 +129,13 @@ test('a kernel shows its GPUs, and no present use while the stream is not live',
   assert.deepEqual([found(true), found(false)], [[[0.4, [0.4]]], [[null, [0.4]]]]);
 });
 
-test('warm kernels and placeholders are shown apart from what is held, with why some wait', () => {
-  assert.deepEqual(keptReady({ warm: 1.5, placeholders: 2 }, 'GPU'),
-    ['1.5 GPU by warm kernels', '2 GPU by placeholders']);
+test('warm kernels are shown apart from what is held, with why some wait', () => {
+  assert.deepEqual(keptReady({ warm: 1.5 }, 'GPU'), ['1.5 GPU by warm kernels']);
   assert.deepEqual(keptReady({ warm: 0 }, 'GPU'), []);
   assert.equal(aheadText({ kind: 'warm', kernelspec: 'torch', flavor: 'a100', wanted: 2, ready: 2, waiting: 0 }),
     'Warm kernels of kernelspec torch, flavor a100: 2 of 2 ready');
-  assert.equal(aheadText({ kind: 'placeholder', flavor: 't4', wanted: 3, ready: 1, waiting: 2, reason: 'no node' }),
-    'Placeholders of flavor t4: 1 of 3 ready, 2 of 3 wait for a node: no node');
+  assert.equal(aheadText({ kind: 'warm', kernelspec: 'jax', wanted: 3, ready: 1, waiting: 2, reason: 'no node' }),
+    'Warm kernels of kernelspec jax: 1 of 3 ready, 2 of 3 wait for a node: no node');
   assert.equal(aheadText({ kind: 'warm', kernelspec: 'r', wanted: 1, ready: 0, waiting: 0, reason: 'it fails' }),
     'Warm kernels of kernelspec r: 0 of 1 ready: it fails');
 });
