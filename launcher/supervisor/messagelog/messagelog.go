@@ -336,28 +336,32 @@ func (l *Log) Read(
 	maxBytes int64,
 	into []*Entry,
 ) (got []*Entry, now Position, lost Loss) {
-	l.mu.Lock()
-	l.settleAwaitedLocked()
 	got, now = into[:0], after
-	goneFor, droppedFor := l.goneFor, l.droppedFor
-	if after.Seq < l.gone.Seq {
-		lost[goneFor] = l.gone.Out - after.Out
+	var droppedFor Cause
+	begin := func() (from uint64, ok bool) {
+		l.settleAwaitedLocked()
+		droppedFor = l.droppedFor
+		if after.Seq >= l.gone.Seq {
+			return now.Seq, true
+		}
+		lost[l.goneFor] = l.gone.Out - after.Out
 		for _, e := range behind(l.kept, after.Seq) {
 			if e.To == 0 {
-				lost[goneFor]-- // kept, so not lost
+				lost[l.goneFor]-- // kept, so not lost
 			}
 			if e.isFor(session) {
 				got = append(got, e) // all at once, since the kept entries are bounded already
 			}
 		}
 		now = l.gone
+		return now.Seq, true
 	}
 	var n int64
 	pass := func(e *Entry) {
 		lost[droppedFor] += e.outBefore() - now.Out
 		now = e.At
 	}
-	failed := l.walkLocked(now.Seq, func(head *Entry) action {
+	failed := l.walk(begin, func(head *Entry) action {
 		switch {
 		case !head.isFor(session):
 			pass(head)
@@ -378,13 +382,19 @@ func (l *Log) Read(
 	return got, now, lost
 }
 
-// walkLocked goes through entries behind the one numbered after, as segment.read does. They are those of one segment,
-// or those in memory. It unlocks l.mu. If the disk does not return what was written, entries up to the position failed
-// are lost.
-func (l *Log) walkLocked(after uint64, ask func(head *Entry) action, take func(*Entry)) (failed Position) {
+// walk goes through entries, as segment.read does. They are those of one segment, or those in memory. It calls begin
+// with l.mu held, and goes on behind the number that begin returns, if that says ok. It does not hold l.mu while it
+// reads a segment. If the disk does not return what was written, entries up to the position failed are lost.
+func (l *Log) walk(begin func() (after uint64, ok bool), ask func(head *Entry) action, take func(*Entry),
+) (failed Position) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	after, ok := begin()
+	if !ok {
+		return Position{}
+	}
 	seg, view := l.segmentWithLocked(after + 1)
 	if seg == nil {
-		defer l.mu.Unlock()
 		for _, e := range behind(l.entries, after) {
 			switch ask(e) {
 			case stopHere:
@@ -398,7 +408,6 @@ func (l *Log) walkLocked(after uint64, ask func(head *Entry) action, take func(*
 	l.mu.Unlock()
 	err := view.read(after, ask, take)
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.releaseLocked(seg)
 	if err != nil {
 		return view.last

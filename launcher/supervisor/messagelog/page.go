@@ -28,16 +28,17 @@ func (l *Log) Page(after uint64, maxBytes int64, into []Line) (lines []Line, now
 		n += e.size
 		now = e.At.Seq
 	}
-	l.mu.Lock()
-	for _, e := range behind(l.kept, after) {
-		if !fits(e) {
-			l.mu.Unlock()
-			return lines, now
+	begin := func() (from uint64, ok bool) {
+		for _, e := range behind(l.kept, after) {
+			if !fits(e) {
+				return 0, false
+			}
+			take(e)
 		}
-		take(e)
+		missing(l.gone.Seq)
+		return now, true
 	}
-	missing(l.gone.Seq)
-	failed := l.walkLocked(now, func(head *Entry) action {
+	failed := l.walk(begin, func(head *Entry) action {
 		if !fits(head) {
 			return stopHere
 		}
