@@ -27,7 +27,10 @@ func runParent(args []string, logger *slog.Logger) int {
 		return 2
 	}
 	ready := readyFile(*readyFD)
-	cfg, err := api.ReadConfigForParent(*config)
+	cfg, err := api.ReadConfig(*config)
+	if err == nil && !cfg.SameMachine {
+		err = fmt.Errorf("%s: same_machine is missing", *config)
+	}
 	var lock *os.File
 	var program *parent.Program
 	if err == nil {

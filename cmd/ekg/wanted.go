@@ -2,7 +2,6 @@ package main
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/google/uuid"
 
@@ -12,19 +11,14 @@ import (
 )
 
 // wanted is which warm kernels the kernelspecs want. Launchers ask for it in each round of their regular work, and at
-// each start. So it is made once for each version of kernelspecs and flavors. It may be used concurrently. Callers do
-// not modify what it returns.
+// each start. It may be used concurrently.
 type wanted struct {
 	specs   *kernelspecs.Finder
 	flavors *flavor.File // nil without --flavors
-
-	mu   sync.Mutex
-	made *made // guarded by mu; nil before the first call; it is not modified
 }
 
-// made is what was made of one version of kernelspecs and flavors.
+// made is what was made of the present kernelspecs and flavors.
 type made struct {
-	specs   []kernelspecs.Spec
 	flavors []flavor.Flavor
 	warm    []launcher.Warm
 }
@@ -39,23 +33,8 @@ func (w *wanted) now() *made {
 	if w.flavors != nil {
 		flavors = w.flavors.List()
 	}
-	specs := w.specs.List()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.made == nil || !isSame(specs, w.made.specs) || !isSame(flavors, w.made.flavors) {
-		w.made = makeWanted(specs, flavors)
-	}
-	return w.made
-}
-
-// isSame reports whether two lists are one. Lists are replaced, and never modified.
-func isSame[T any](a, b []T) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
-
-func makeWanted(specs []kernelspecs.Spec, flavors []flavor.Flavor) *made {
-	m := &made{specs: specs, flavors: flavors}
-	for _, spec := range specs {
+	m := &made{flavors: flavors}
+	for _, spec := range w.specs.List() {
 		m.add(spec)
 	}
 	return m

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"os"
 	"strconv"
-
-	"golang.org/x/sys/unix"
 )
 
 // maxTree bounds the processes that TreeMemory reads.
@@ -25,8 +23,7 @@ func TreeMemory(pid int) int64 {
 
 // residentMemory reads the second number of /proc/PID/statm, which counts pages; see proc_pid_statm(5).
 func residentMemory(pid int) int64 {
-	var buffer [procBuffer]byte
-	b, err := readProc("/proc/"+strconv.Itoa(pid)+"/statm", buffer[:])
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
 	if err != nil {
 		return 0 // it has ended
 	}
@@ -48,9 +45,8 @@ func childrenOf(pid int) (all []int) {
 	if err != nil {
 		return nil // it has ended
 	}
-	var buffer [procBuffer]byte
 	for _, task := range tasks {
-		b, err := readProc(dir+task.Name()+"/children", buffer[:])
+		b, err := os.ReadFile(dir + task.Name() + "/children")
 		if err != nil {
 			continue
 		}
@@ -61,24 +57,4 @@ func childrenOf(pid int) (all []int) {
 		}
 	}
 	return all
-}
-
-const (
-	procBuffer = 1 << 10 // bytes
-	procRecord = 64      // bytes of a number and more; Linux reads whole ones, so a read may end that early
-)
-
-// readProc reads a file of /proc, most often into buffer. It takes half as many system calls as os.ReadFile. A program
-// with many threads has many such files.
-func readProc(path string, buffer []byte) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	n, err := unix.Read(fd, buffer)
-	_ = unix.Close(fd) // it was only read
-	if err != nil || n > len(buffer)-procRecord {
-		return os.ReadFile(path) // it was interrupted, or the file is longer
-	}
-	return buffer[:n], nil
 }

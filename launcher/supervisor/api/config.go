@@ -128,47 +128,6 @@ func ReadConfig(path string) (Config, error) {
 	return c, nil
 }
 
-// ReadConfigForParent reads the fields of a Config file that the parent of a supervisor on this machine needs. It
-// checks only them. The supervisor reads all others and checks them, which takes several times as long.
-func ReadConfigForParent(path string) (Config, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return Config{}, err
-	}
-	var p struct {
-		Protocol     int    `json:"protocol"`
-		Needs        int    `json:"needs_protocol"`
-		KernelID     string `json:"kernel_id"`
-		LockFile     string `json:"lock_file"`
-		SpillDir     string `json:"spill_dir"`
-		EndFile      string `json:"end_file"`
-		ScanFile     string `json:"scan_file"`
-		ControlGroup string `json:"control_group"`
-		ChildSocket  string `json:"child_socket"`
-		SameMachine  bool   `json:"same_machine"`
-	}
-	if err := json.Unmarshal(b, &p); err != nil {
-		return Config{}, fmt.Errorf("%s: %w", path, err)
-	}
-	c := Config{Protocol: p.Protocol, Needs: p.Needs, KernelID: p.KernelID, LockFile: p.LockFile, SpillDir: p.SpillDir,
-		EndFile: p.EndFile, ScanFile: p.ScanFile, ControlGroup: p.ControlGroup, ChildSocket: p.ChildSocket,
-		SameMachine: p.SameMachine}
-	err = c.checkVersion()
-	switch {
-	case err != nil:
-	case c.KernelID == "":
-		err = errors.New("kernel_id is missing")
-	case !c.SameMachine:
-		err = errors.New("same_machine is missing")
-	default:
-		err = c.checkChildSocket()
-	}
-	if err != nil {
-		return Config{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return c, nil
-}
-
 // ParseConfig reads and checks a Config and the files of its SecretDir.
 func ParseConfig(b []byte) (Config, error) {
 	var c Config

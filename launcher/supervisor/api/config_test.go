@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -183,49 +182,5 @@ func TestWriteTermination(t *testing.T) {
 				t.Errorf("it is another file, %v", err) // which could not be: the file is mounted on its own
 			}
 		})
-	}
-}
-
-// TestReadConfigForParent: a parent reads the same values as the supervisor, and names a field that it cannot use.
-func TestReadConfigForParent(t *testing.T) {
-	whole := Config{Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "x", Argv: []string{"x"},
-		InterruptMode: "signal", Transport: "ipc", ConnectionFile: "/c", LogLimit: 1, SameMachine: true, ChildSocket: "/r/c",
-		LockFile: "/k/lock", SpillDir: "/k", EndFile: "/k/end", ScanFile: "/scan", ControlGroup: "/sys/fs/cgroup/ekg-x"}
-	path := filepath.Join(t.TempDir(), "supervisor.json")
-	read := func(change func(*Config)) (Config, error) {
-		t.Helper()
-		c := whole
-		change(&c)
-		b, err := json.Marshal(c)
-		if err == nil {
-			err = os.WriteFile(path, b, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ReadConfigForParent(path)
-	}
-	got, err := read(func(*Config) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ReadConfig(path); err != nil {
-		t.Fatal(err)
-	}
-	want := Config{Protocol: whole.Protocol, KernelID: whole.KernelID, SameMachine: true, ChildSocket: whole.ChildSocket,
-		LockFile: whole.LockFile, SpillDir: whole.SpillDir, EndFile: whole.EndFile, ScanFile: whole.ScanFile,
-		ControlGroup: whole.ControlGroup}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	for name, change := range map[string]func(*Config){
-		"kernel_id":    func(c *Config) { c.KernelID = "" },
-		"same_machine": func(c *Config) { c.SameMachine = false },
-		"child_socket": func(c *Config) { c.ChildSocket = "c" },
-		"protocol":     func(c *Config) { c.Protocol = NewestProtocolVersion + 1 },
-	} {
-		if _, err := read(change); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: got %v", name, err)
-		}
 	}
 }

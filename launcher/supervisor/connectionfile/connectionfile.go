@@ -8,11 +8,10 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -139,32 +138,14 @@ func choosePorts(cfg *api.Config) ([]int, error) {
 		return ports, nil
 	}
 	for range 5 {
-		fd, port, err := bindLoopback()
+		l, err := net.Listen("tcp", ip+":0")
 		if err != nil {
 			return nil, err
 		}
-		defer unix.Close(fd) //nolint:errcheck // nothing was sent on it
-		ports = append(ports, port)
+		defer l.Close() //nolint:errcheck // nothing was sent on it
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports, nil
-}
-
-// bindLoopback returns a socket with a free port of 127.0.0.1. It costs a tenth of net.Listen, which asks at first what
-// kinds of addresses the machine has.
-func bindLoopback() (fd, port int, err error) {
-	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, 0, os.NewSyscallError("socket", err)
-	}
-	var name unix.Sockaddr
-	if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err == nil {
-		name, err = unix.Getsockname(fd)
-	}
-	if err != nil {
-		_ = unix.Close(fd) // nothing was sent on it
-		return -1, 0, os.NewSyscallError("bind", err)
-	}
-	return fd, name.(*unix.SockaddrInet4).Port, nil
 }
 
 // PortTaken reports whether a kernel's last output says that another process took its port.

@@ -169,7 +169,7 @@ func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
 		list = list[:max(0, len(list)-1)]
 	}
 	for _, e := range list {
-		if l.bytes-n <= stays || len(batch) > 0 && n+e.size > spillBatch || l.readFirstLocked(e) {
+		if l.bytes-n <= stays || len(batch) > 0 && n+e.size > spillBatch {
 			break
 		}
 		batch = append(batch, e)
@@ -181,13 +181,6 @@ func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
 		seg.users++
 	}
 	return batch, seg
-}
-
-// readFirstLocked reports whether an entry is sent to clients before it is written. A write of a large one would take a
-// processor from its clients. It costs no memory, since the clients' connections hold the entry too. It is written at
-// once when it stands in the way of others.
-func (l *Log) readFirstLocked(e *Entry) bool {
-	return e.At.Seq == l.awaited.seq && l.awaitedLocked() > 0 && l.wanted == 0 && l.bytes-e.size <= l.memory
 }
 
 // takeLocked removes a written batch from memory, unless it was evicted meanwhile.
