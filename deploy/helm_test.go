@@ -302,7 +302,7 @@ watchGPUs: true
 prePull: [{name: gpu, images: [a, b], nodeSelector: {gpu: "yes"}, tolerations: [{operator: Exists}],
   runtimeClassName: nvidia, imagePullSecrets: [pull]}]
 placeholders: [{name: gpu, replicas: 2, resources: {limits: {nvidia.com/gpu: 1}}, nodeSelector: {gpu: "yes"}},
-  {name: off, replicas: 0, resources: {}}]
+  {name: none, replicas: 0, resources: {}}]
 keepKernels: true
 priorityClasses: [{name: low, value: -10, preemptionPolicy: Never, description: jobs}]
 networkPolicy: {egress: {except: [203.0.113.7/32, "2001:db8::7/128"]}}
@@ -407,7 +407,7 @@ func TestHelm_Values(t *testing.T) {
 // checkWaiting checks the workloads that allValues keep ready.
 func checkWaiting(t *testing.T, all map[string]*unstructured.Unstructured) {
 	t.Helper()
-	for name, want := range map[string]int32{"gpu": 2, "off": 0} {
+	for name, want := range map[string]int32{"gpu": 2, "none": 0} {
 		if d := object[appsv1.Deployment](t, all, "Deployment ekg-kernels/ekg-placeholder-"+name); *d.Spec.Replicas != want ||
 			all["PriorityClass /"+d.Spec.Template.Spec.PriorityClassName] == nil {
 			t.Errorf("placeholders: %+v", d.Spec)
