@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -83,19 +84,24 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 	return nil
 }
 
-// gives returns the job that gives way to a kernel that waits; nil if none does.
-func gives(all []stored, w launcher.GPUWait) (chosen *stored) {
+// gives returns the job that gives way to a kernel that waits; nil if none does. The end of any of the kernels that the
+// launcher names is enough.
+func gives(all []stored, w launcher.GPUWait) *stored {
+	may := map[string]*stored{}
+	place := launcher.Place{Fits: func(ended []string) bool { return len(ended) > 0 }}
 	for i := range all {
-		s := &all[i]
-		if !s.mayGiveWay(w.Kernel) || !slices.Contains(w.Holders, s.Kernel) {
-			continue
-		}
-		if chosen == nil || s.Priority < chosen.Priority ||
-			s.Priority == chosen.Priority && s.Started.After(chosen.Started) {
-			chosen = s
+		if s := &all[i]; s.mayGiveWay(w.Kernel) && slices.Contains(w.Holders, s.Kernel) {
+			may[s.ID], place.Ends = s, append(place.Ends, s.ID)
 		}
 	}
-	return chosen
+	slices.SortStableFunc(place.Ends, func(a, b string) int {
+		return cmp.Or(cmp.Compare(may[a].Priority, may[b].Priority), may[b].Started.Compare(may[a].Started))
+	})
+	_, ends := launcher.GiveWay([]launcher.Place{place})
+	if len(ends) == 0 {
+		return nil
+	}
+	return may[ends[0]]
 }
 
 // behind reports whether a job in the queue has to wait until the kernel to which it gave way has started.

@@ -1,9 +1,9 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,16 +22,16 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Warm kernels hold GPUs only while no kernel waits for them. The scheduler cannot move them away: their pods have the
-// priority of kernels, because they become kernels. So the reaper ends as few of them as make room for a pod for which
-// the scheduler finds too few GPUs. While such a pod waits, no warm kernel that asks for the same is created, and none
-// waits beside it.
+// Warm kernels hold GPUs only while no kernel waits for them. A warm kernel becomes a kernel, so its pod has the priority
+// of kernels, and the scheduler does not remove it. The reaper does. It looks for pods of kernels for which the scheduler
+// finds too few GPUs. launcher.GiveWay decides which warm kernels end for such a pod. While the pod waits, no warm kernel
+// is created that asks for the same GPUs. A warm pod that waits for the same GPUs is deleted.
 
 const (
 	// giveWayGrace is the grace period of such a pod in seconds: a kernel waits for its GPUs.
 	giveWayGrace = 1
-	// staleRoom is how long the scheduler may take to use room that there seems to be, or that was made. After it the
-	// node of that room does not help the pod. The scheduler waits up to 10 s before it tries a pod again.
+	// staleRoom is how long the scheduler may take to use the room on a node. After it, the node does not help the pod:
+	// another rule keeps the pod away. The scheduler waits up to 10 s before it tries a pod again.
 	staleRoom = 15 * time.Second
 	// giveWayTries bounds how often a pod is read again because it has changed before it was deleted.
 	giveWayTries = 3
@@ -115,8 +115,8 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 	return waited, ended
 }
 
-// recentRooms returns the pods for which room was made so lately that the scheduler may still use it. reserved has this
-// room for each node. It forgets the pods that do not wait any more.
+// recentRooms returns the pods for which room was made within staleRoom, and this room on each node and resource. It
+// forgets older rooms, and the pods that do not wait any more.
 func (l *Launcher) recentRooms(waits []gpuWait) (has map[types.UID]bool, reserved map[string]float64) {
 	has, reserved = map[types.UID]bool{}, map[string]float64{}
 	rooms := map[types.UID]madeRoom{}
@@ -151,43 +151,57 @@ func (l *Launcher) gpuWaits() []gpuWait {
 	return all
 }
 
-// chooseWarm returns the fewest pods of warm kernels whose end makes room for a kernel on one node, the newest first.
-// It returns none if there is room, if room is being made, or if they are not enough. On a node that the gateway does
-// not see, all of them together count as enough. reserved has for each node what other kernels get: those for which
-// room was just made, and those that have waited for longer. chooseWarm adds what this kernel gets.
+// chooseWarm returns the warm kernels whose end makes room for the kernel on one node, and the node. It returns none if
+// a node has room, or if no node can have enough. reserved is the room on each node that other kernels get. chooseWarm
+// adds the room that this kernel gets.
 func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[types.UID]bool,
 	reserved map[string]float64) (chosen []*corev1.Pod, at string) {
-	for name, n := range w.nodesOf(view, warm) {
+	nodes := w.nodesOf(view, warm)
+	var places []launcher.Place
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		n := nodes[name]
 		room, known := n.room(w.resource, warm, ended)
 		room = max(room-reserved[name+" "+w.resource], min(room, 0)) // what is reserved may not be there any more
-		if room >= w.amount {
-			if w.For < staleRoom {
-				reserved[name+" "+w.resource] += w.amount
-				return nil, ""
-			}
-			continue
-		}
-		var some []*corev1.Pod
-		for i := len(warm) - 1; i >= 0 && room < w.amount; i-- {
-			pod := warm[i]
-			amount := amountOf(pod, w.resource)
-			if pod.Spec.NodeName != name || amount == 0 || pod.DeletionTimestamp != nil || ended[pod.UID] ||
-				!known && !covers(pod.Spec.NodeSelector, w.selector) {
-				continue
-			}
-			some, room = append(some, pod), room+amount
-		}
-		if len(some) == 0 || known && room < w.amount {
-			continue
-		}
-		if at == "" || cmp.Or(cmp.Compare(len(some), len(chosen)), cmp.Compare(name, at)) < 0 {
-			at, chosen = name, some
+		switch {
+		case room < w.amount:
+			places = append(places, w.place(n, room, known, warm, ended))
+		case w.For < staleRoom: // the scheduler is about to use this room
+			reserved[name+" "+w.resource] += w.amount
+			return nil, ""
 		}
 	}
+	at, ends := launcher.GiveWay(places)
 	if at != "" {
 		reserved[at+" "+w.resource] += w.amount
 	}
+	for _, name := range ends {
+		chosen = append(chosen, warm[slices.IndexFunc(warm, func(pod *corev1.Pod) bool { return pod.Name == name })])
+	}
 	return chosen, at
+}
+
+// place returns a node on which warm kernels may end for the kernel, the newest first. The node has this room. If its
+// room is not known, all warm kernels there together count as enough. Then only those count whose pods select the same
+// nodes as the kernel's pod, or fewer.
+func (w *gpuWait) place(n warmNode, room float64, known bool, warm []*corev1.Pod, ended map[types.UID]bool,
+) launcher.Place {
+	p, amounts := launcher.Place{Name: n.name}, map[string]float64{}
+	for _, pod := range slices.Backward(warm) {
+		amount := amountOf(pod, w.resource)
+		if pod.Spec.NodeName != n.name || amount == 0 || pod.DeletionTimestamp != nil || ended[pod.UID] ||
+			!known && !covers(pod.Spec.NodeSelector, w.selector) {
+			continue
+		}
+		p.Ends, amounts[pod.Name] = append(p.Ends, pod.Name), amount
+	}
+	p.Fits = func(ends []string) bool {
+		sum := room
+		for _, name := range ends {
+			sum += amounts[name]
+		}
+		return sum >= w.amount || !known && len(ends) > 0 && len(ends) == len(p.Ends)
+	}
+	return p
 }
 
 // warmNode is a node on which a pod could run.
@@ -216,8 +230,8 @@ func (w *gpuWait) nodesOf(view launcher.GPUs, warm []*corev1.Pod) map[string]war
 	return nodes
 }
 
-// room returns how much of a resource is free, or will be when pods that are being deleted are gone. If the node is not
-// known, it is what warm kernels give back.
+// room returns how much of a resource is free. What pods hold that are being deleted counts as free. Of a node that the
+// gateway does not see, it is only what such warm kernels hold.
 func (n warmNode) room(resource string, warm []*corev1.Pod, ended map[types.UID]bool) (room float64, known bool) {
 	var leaving, staying float64
 	for _, pod := range warm {
@@ -271,11 +285,11 @@ func specOf(pod *corev1.Pod) string {
 	return rec.SpecName
 }
 
-// createWithin creates a kernel's pod as createPod does. If a quota of its namespace does not allow it, warm kernels
-// that hold the same GPUs give way, the newest first, until it does. None does if the quota would still refuse it.
+// createWithin creates a kernel's pod as createPod does. A quota of the namespace may refuse the pod. Then warm kernels
+// with the same GPUs end, one after the other, until the quota allows it. None ends if the quota would still refuse it.
 func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
 	k, err := l.createPod(ctx, pod, chosen)
-	if l.warm.pods == nil || !l.helpsQuota(pod, err) {
+	if l.warm.pods == nil || !isOverQuota(err) {
 		return k, err
 	}
 	refused := err
@@ -284,10 +298,7 @@ func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *fl
 	l.warm.refused.Add(1) // no warm kernel takes the place
 	defer l.warm.refused.Add(-1)
 	for isOverQuota(err) {
-		if !l.helpsQuota(pod, err) {
-			return nil, err
-		}
-		warm := l.endOneFor(ctx, pod)
+		warm := l.endForQuota(ctx, pod, err)
 		if warm == nil {
 			return nil, err
 		}
@@ -305,48 +316,53 @@ func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *fl
 	return k, err
 }
 
-// endOneFor ends the newest warm kernel that a quota counts beside a pod. It returns the pod of that, nil if there is
-// none.
-func (l *Launcher) endOneFor(ctx context.Context, pod *corev1.Pod) *corev1.Pod {
-	for _, warm := range slices.Backward(l.warmBeside(pod)) {
-		if l.endWarmPod(ctx, warm, pod.Labels[podspec.LabelKernel]) {
-			return warm
-		}
+// endForQuota ends one of the warm kernels without which a quota would allow a pod. It returns the pod of the warm
+// kernel. It returns nil if there are none, or if the quota has refused another object, such as the pod's secret.
+func (l *Launcher) endForQuota(ctx context.Context, pod *corev1.Pod, refused error) *corev1.Pod {
+	over := (*overQuota)(nil)
+	if !errors.As(refused, &over) {
+		return nil
 	}
-	return nil
-}
-
-// warmBeside returns the pods of warm kernels in a pod's namespace that hold the same GPUs, the oldest first.
-func (l *Launcher) warmBeside(pod *corev1.Pod) []*corev1.Pod {
-	return slices.DeleteFunc(l.warmPods(), func(warm *corev1.Pod) bool {
+	warm := slices.DeleteFunc(l.warmPods(), func(warm *corev1.Pod) bool {
 		return warm.Namespace != pod.Namespace || !asksForSame(warm, pod)
 	})
+	for {
+		_, ends := launcher.GiveWay([]launcher.Place{over.place(warm)})
+		if len(ends) == 0 {
+			return nil
+		}
+		at := slices.IndexFunc(warm, func(pod *corev1.Pod) bool { return pod.Name == ends[0] })
+		if one := warm[at]; l.endWarmPod(ctx, one, pod.Labels[podspec.LabelKernel]) {
+			return one
+		}
+		warm = slices.Delete(warm, at, at+1) // a start was faster
+	}
 }
 
-// helpsQuota reports whether a quota has refused a pod that it would allow without the warm kernels with the same GPUs.
-// It is false if a quota has refused another object, such as the pod's secret.
-func (l *Launcher) helpsQuota(pod *corev1.Pod, err error) bool {
-	over := (*overQuota)(nil)
-	if !errors.As(err, &over) {
-		return false
+// place returns the quota as a place where warm kernels may end for the refused pod, the newest first.
+func (e *overQuota) place(warm []*corev1.Pod) launcher.Place {
+	var p launcher.Place
+	pods := map[string]*corev1.Pod{}
+	for _, pod := range slices.Backward(warm) {
+		p.Ends, pods[pod.Name] = append(p.Ends, pod.Name), pod
 	}
-	warm := l.warmBeside(pod)
-	for name, ex := range over.exceeded {
-		var freed resource.Quantity
-		for _, w := range warm {
-			freed.Add(countedFor(w, name))
+	p.Fits = func(ends []string) bool {
+		for name, ex := range e.exceeded {
+			used := ex.Used.DeepCopy()
+			for _, end := range ends {
+				used.Sub(countedFor(pods[end], name))
+			}
+			if used.Sign() < 0 {
+				used = resource.Quantity{}
+			}
+			used.Add(ex.Requested)
+			if used.Cmp(ex.Limit) > 0 {
+				return false
+			}
 		}
-		after := ex.Used.DeepCopy()
-		after.Sub(freed)
-		if after.Sign() < 0 {
-			after = resource.Quantity{}
-		}
-		after.Add(ex.Requested)
-		if freed.IsZero() || after.Cmp(ex.Limit) > 0 {
-			return false
-		}
+		return true
 	}
-	return len(over.exceeded) > 0
+	return p
 }
 
 // countedFor returns at most how much of a quota's resource a pod uses. It is 0 for one that no pod uses.
@@ -398,8 +414,8 @@ func (l *Launcher) isThere(pod *corev1.Pod) bool {
 	return err == nil && there && found.UID == pod.UID
 }
 
-// endWarmPod deletes the pod of a warm kernel, unless a start has taken it. waits is the kernel that gets its GPUs. It
-// is "" for a pod that holds none yet, which is not counted.
+// endWarmPod deletes the pod of a warm kernel, unless a start has taken it. waits is the kernel that gets its GPUs. A
+// pod without a node holds none: waits is "", and the end is not counted.
 func (l *Launcher) endWarmPod(ctx context.Context, pod *corev1.Pod, waits string) bool {
 	for range giveWayTries {
 		asking, cancel := l.apiContext(ctx)

@@ -11,8 +11,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Warm kernels hold GPUs only while no other kernel needs them. A kernel that waits for a GPU ends as few of them as
-// make room for it. While any kernel waits, none is started.
+// Warm kernels hold GPUs only while no other kernel needs them. launcher.GiveWay decides which of them end for a kernel
+// that waits. While any kernel waits, none is started.
 
 // gaveWayReason is the reason of such an end.
 const gaveWayReason = "a kernel waits for its GPU"
@@ -36,8 +36,9 @@ func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
 		return
 	}
 	all = slices.DeleteFunc(all, func(h gpu.Held) bool { return promised[h.UUID] })
-	for _, e := range givesRoom(*k.rec.Want, all, warm) {
-		if l.endForStart(e) {
+	_, ends := launcher.GiveWay([]launcher.Place{room(*k.rec.Want, all, warm)})
+	for _, w := range warm {
+		if e := w.warmEntry; slices.Contains(ends, e.ID) && l.endForStart(e) {
 			l.log.Info("warm kernel gives way to a kernel that waits", logkey.Kernel, e.ID, logkey.Spec, e.SpecName,
 				logkey.Waits, k.id)
 		}
@@ -69,44 +70,26 @@ func (l *Launcher) warmHolders() (all []warmHolder, err error) {
 	return all, nil
 }
 
-// givesRoom returns the fewest of the newest warm kernels whose end leaves enough for a kernel. There are none if those
-// that are being ended leave enough, or if all of them together do not.
-func givesRoom(want devices.Want, all []gpu.Held, warm []warmHolder) (chosen []warmEntry) {
-	fits := func(held []gpu.Held) bool {
-		free, _ := want.Room(held)
+// room returns the machine as a place where warm kernels may end for a kernel, the newest first. Those that are being
+// ended count as gone.
+func room(want devices.Want, all []gpu.Held, warm []warmHolder) launcher.Place {
+	var p launcher.Place
+	for _, w := range slices.Backward(warm) {
+		if w.ending {
+			all = without(all, w.ID)
+		} else if holds(all, w.ID) {
+			p.Ends = append(p.Ends, w.ID)
+		}
+	}
+	p.Fits = func(ends []string) bool {
+		left := all
+		for _, id := range ends {
+			left = without(left, id)
+		}
+		free, _ := want.Room(left)
 		return free > 0
 	}
-	left := all
-	for _, w := range warm {
-		if w.ending {
-			left = without(left, w.ID)
-		}
-	}
-	if fits(left) {
-		return nil
-	}
-	var taken []warmEntry
-	rest := left
-	for i := len(warm) - 1; i >= 0 && !fits(rest); i-- {
-		if !warm[i].ending && holds(rest, warm[i].ID) {
-			taken, rest = append(taken, warm[i].warmEntry), without(rest, warm[i].ID)
-		}
-	}
-	if !fits(rest) {
-		return nil
-	}
-	for i := range taken { // those that hold GPUs which do not help stay
-		others := left
-		for j, e := range taken {
-			if j > i || slices.Contains(chosen, e) {
-				others = without(others, e.ID)
-			}
-		}
-		if !fits(others) {
-			chosen = append(chosen, taken[i])
-		}
-	}
-	return chosen
+	return p
 }
 
 // holds reports whether a kernel holds some of these GPUs.

@@ -3,7 +3,6 @@ package local
 import (
 	"fmt"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -17,8 +16,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestGivesRoom: as few warm kernels as possible are ended, the newest first, and none for nothing.
-func TestGivesRoom(t *testing.T) {
+// TestRoom: as few warm kernels as possible are ended, the newest first, and none for nothing.
+func TestRoom(t *testing.T) {
 	// Each GPU has the holders of a text: letters for kernels with the GPU for themselves, or digits for quarters.
 	machine := func(gpus ...string) (all []gpu.Held) {
 		for i, holders := range gpus {
@@ -58,11 +57,8 @@ func TestGivesRoom(t *testing.T) {
 			for _, w := range c.warm {
 				warm = append(warm, warmHolder{warmEntry{ID: string(w)}, slices.Contains([]rune(c.ending), w)})
 			}
-			var got []string
-			for _, e := range givesRoom(c.want, machine(c.gpus...), warm) {
-				got = append(got, e.ID)
-			}
-			if !reflect.DeepEqual(got, c.ends) {
+			_, got := launcher.GiveWay([]launcher.Place{room(c.want, machine(c.gpus...), warm)})
+			if !slices.Equal(got, c.ends) {
 				t.Errorf("%q are ended, not %q", got, c.ends)
 			}
 		})
