@@ -4,52 +4,27 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// TestHelm_Imported renders the chart with what `ekg config import --chart` and `ekg kernelspec convert --chart` print,
-// for all options of Enterprise Gateway and all kernelspecs of their tests.
+// TestHelm_Imported renders the chart with what ekg-migrate prints with --chart, for all options of Enterprise Gateway
+// and all kernelspecs of its tests. Those tests hold the files equal to its output.
 func TestHelm_Imported(t *testing.T) {
-	const enterprise = "../cmd/ekg/enterprise/testdata/"
-	program := filepath.Join(t.TempDir(), "ekg")
-	if out, err := exec.Command("go", "build", "-o", program, "../cmd/ekg").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	ekg := func(args ...string) string {
+	const data = "../python/ekg-migrate/tests/data/"
+	read := func(file string) string {
 		t.Helper()
-		cmd := exec.Command(program, args...)
-		var exit *exec.ExitError
-		out, err := cmd.Output()
-		if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 3) { // lines without a counterpart
-			t.Fatalf("ekg %s: %v", args, err)
+		text, err := os.ReadFile(data + file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return string(out)
+		return string(text)
 	}
-	options, err := os.ReadFile(enterprise + "options.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := []string{"config", "import", "--chart"}
-	for _, name := range strings.Fields(string(options)) {
-		if strings.HasSuffix(name, ".config_file") {
-			continue // it names a file that is read
-		}
-		arg := name + "=1"
-		if strings.Contains(name, ".") {
-			arg = "--" + arg
-		}
-		args = append(args, arg)
-	}
-	dir := t.TempDir()
-	ekg("kernelspec", "convert", "--output", dir, enterprise+"convert")
-	all := mustTemplate(t, ekg(args...)+ekg("kernelspec", "convert", "--chart", enterprise+"convert"))
+	all := mustTemplate(t, read("all-values.yaml")+read("specs.yaml"))
 
 	var settings map[string]any
 	config := object[corev1.ConfigMap](t, all, "ConfigMap ekg/ekg-config")
@@ -60,7 +35,7 @@ func TestHelm_Imported(t *testing.T) {
 		t.Errorf("the service is %+v", s)
 	}
 	specs := object[corev1.ConfigMap](t, all, "ConfigMap ekg/ekg-kernelspecs").Data
-	files, err := filepath.Glob(filepath.Join(dir, "*", "kernel.json"))
+	files, err := filepath.Glob(data + "convert/*/want.json")
 	if err != nil || len(files) < 5 || len(files) != len(specs) {
 		t.Errorf("%v: there are %d kernelspecs, and the chart has %d", err, len(files), len(specs))
 	}

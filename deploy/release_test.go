@@ -88,7 +88,8 @@ func TestRelease_Version(t *testing.T) {
 			step = s.Run
 		}
 	}
-	const chart, python = "deploy/helm/ekg/Chart.yaml", "python/jupyter-ekg/jupyter_ekg/_version.py"
+	const chart = "deploy/helm/ekg/Chart.yaml"
+	const python, migrate = "python/jupyter-ekg/jupyter_ekg/_version.py", "python/ekg-migrate/ekg_migrate/_version.py"
 	read := func(file string) string {
 		b, err := os.ReadFile(filepath.Join("..", file))
 		if err != nil {
@@ -104,7 +105,7 @@ func TestRelease_Version(t *testing.T) {
 	}{
 		{"agreeing", "0.1.0", "tag", "v0.1.0", "version=0.1.0\n", ""},
 		{"another tag", "0.1.0", "tag", "v0.1.1", "", "the tag is v0.1.1, the chart is 0.1.0"},
-		{"another package", "0.1.0.dev0", "tag", "v0.1.0", "", "the Python package is 0.1.0.dev0"},
+		{"another package", "0.1.0.dev0", "tag", "v0.1.0", "", "the Python packages are 0.1.0.dev0 and 0.1.0.dev0"},
 		{"by hand", "", "branch", "main", "version=0.1.0\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -113,7 +114,7 @@ func TestRelease_Version(t *testing.T) {
 			if tt.python != "" {
 				module = "__version__ = \"" + tt.python + "\"\n"
 			}
-			for file, text := range map[string]string{chart: read(chart), python: module} {
+			for file, text := range map[string]string{chart: read(chart), python: module, migrate: module} {
 				path := filepath.Join(dir, file)
 				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 					t.Fatal(err)

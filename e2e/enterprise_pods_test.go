@@ -38,7 +38,7 @@ clients:
 `
 
 // comparedSpecs are the kernelspecs whose pods are compared. The first one has the template of the release. The
-// variables are those of a client that the template uses. Paths under leftOut are those that convert names.
+// variables are those of a client that the template uses. Paths under leftOut are those that ekg-migrate names.
 var comparedSpecs = []struct {
 	name      string
 	variables []string
@@ -329,7 +329,7 @@ func enterpriseSpec(t *testing.T, in installed, peers, name string) string {
 			t.Fatal(err)
 		}
 	}
-	spec := filepath.Join(in.repository, "cmd/ekg/enterprise/testdata/convert", name)
+	spec := filepath.Join(in.repository, "python/ekg-migrate/tests/data/convert", name)
 	template := filepath.Join(spec, "scripts/kernel-pod.yaml.j2")
 	if name == "shipped" {
 		spec = filepath.Join(peers, "eg-source/etc/kernelspecs/python_kubernetes")
@@ -423,28 +423,27 @@ func convertedPod(t *testing.T, in installed, dir string, variables []string, le
 	if err := os.WriteFile(policy, []byte(comparedPolicy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run := func(args ...string) (string, int) {
+	run := func(cmd *exec.Cmd) (string, int) {
 		t.Helper()
 		var stdout, stderr bytes.Buffer
-		cmd := exec.Command(filepath.Join(in.bin, "ekg"), append([]string{"kernelspec"}, args...)...)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		err := cmd.Run()
 		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)
 		}
-		t.Logf("ekg kernelspec %s: %s", args[0], &stderr)
+		t.Logf("%s: %s", cmd, &stderr)
 		return stdout.String(), cmd.ProcessState.ExitCode()
 	}
-	_, code := run("convert", "--output", out, "--kube-policy", policy, dir)
+	_, code := run(migrateCommand(t, in, "kernelspec", "--output", out, "--kube-policy", policy, dir))
 	if code != 0 && code != 3 || leavesOut && code == 0 {
 		t.Fatalf("convert: %d", code)
 	}
-	args := []string{"render", "--kernelspec-dir", out, "--kube-policy", policy, "--kube-namespace", "kernels", "--user",
-		comparedUser}
+	args := []string{"kernelspec", "render", "--kernelspec-dir", out, "--kube-policy", policy, "--kube-namespace",
+		"kernels", "--user", comparedUser}
 	for _, v := range variables {
 		args = append(args, "--env", v)
 	}
-	text, code := run(append(args, filepath.Base(dir))...)
+	text, code := run(exec.Command(filepath.Join(in.bin, "ekg"), append(args, filepath.Base(dir))...))
 	if code != 0 {
 		t.Fatalf("render: %d", code)
 	}

@@ -261,11 +261,13 @@ func (g *gateway) team() (printed, id string) {
 	return r.stdout, m.ID
 }
 
-// tools returns an environment with kubectl, helm and ekg for commands of a document.
+// tools returns an environment with kubectl, helm, ekg and ekg-migrate for commands of a document.
 func (c *cluster) tools(t *testing.T, g *gateway) []string {
+	migrate, env := migrateProgram(t, g.in)
 	return append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "HELM_CACHE_HOME="+g.dir, "HELM_CONFIG_HOME="+g.dir,
 		"HELM_DATA_HOME="+g.dir, "PATH="+programs(t, map[string]string{"kubectl": c.script + " kubectl",
-			"helm": filepath.Join(g.in.repository, "hack/helm"), "ekg": filepath.Join(g.in.bin, "ekg")})+":"+os.Getenv("PATH"))
+			"helm": filepath.Join(g.in.repository, "hack/helm"), "ekg": filepath.Join(g.in.bin, "ekg"),
+			"ekg-migrate": "env " + env[0] + " " + migrate})+":"+os.Getenv("PATH"))
 }
 
 // TestE2E_KubeMovingIn: ekg is installed beside Enterprise Gateway and then instead of it, by the commands of the

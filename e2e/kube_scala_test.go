@@ -77,8 +77,8 @@ func (k *inCluster) convertedScala(source string) {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	out, err := exec.Command(filepath.Join(k.gateway.in.bin, "ekg"), "kernelspec", "convert", "--keep-launcher",
-		"--output", filepath.Join(k.dir, "specs"), dir).CombinedOutput()
+	out, err := migrateCommand(k.t, k.gateway.in, "kernelspec", "--keep-launcher", "--output",
+		filepath.Join(k.dir, "specs"), dir).CombinedOutput()
 	k.t.Logf("%s", out)
 	if exit := (*exec.ExitError)(nil); err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 3) {
 		k.t.Fatal(err)

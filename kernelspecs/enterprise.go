@@ -60,7 +60,7 @@ func (r *reader) enterpriseLauncher(root *node, s *Spec) {
 	}
 	if _, err := os.Stat(filepath.Join(s.Dir, filepath.FromSlash(podTemplate))); err == nil &&
 		root.member("metadata").member("ekg") == nil {
-		r.warn(root.member("argv"), "argv", "%s is not read: ekg kernelspec convert --keep-launcher translates it",
+		r.warn(root.member("argv"), "argv", "%s is not read: ekg-migrate kernelspec --keep-launcher translates it",
 			podTemplate)
 	}
 	s.Launcher.Env["KERNEL_LANGUAGE"] = strings.ToLower(s.Language)

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,10 +34,10 @@ const (
 // kernelspecCommand is `ekg kernelspec`.
 func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
-		Name: "kernelspec", Usage: "list, check, render and convert kernelspecs",
+		Name: "kernelspec", Usage: "list, check and render kernelspecs",
 		OnUsageError: refuseUsage, Action: onlySubcommands,
 		Subcommands: []*cli.Command{
-			convertCommand(read),
+			movedCommand("convert", "ekg-migrate kernelspec"),
 			{
 				Name:         "list",
 				Usage:        "list the kernels that can be started",
@@ -51,17 +52,21 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 				},
 			},
 			{
-				Name:         "check",
-				Usage:        "check the kernelspec in DIR, or all kernelspecs below it",
-				ArgsUsage:    "DIR",
-				Flags:        settingFlags("flavors", "kube-policy"),
+				Name:      "check",
+				Usage:     "check the kernelspec in DIR, or all kernelspecs below it",
+				ArgsUsage: "DIR",
+				Flags: append(settingFlags("flavors", "kube-policy"),
+					&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT`: json, for programs"}),
 				OnUsageError: refuseUsage,
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
 					if err != nil {
 						return err
 					}
-					return checkSpecs(c.Context, s, c.Args().First(), c.App.Writer)
+					if format := c.String("output"); format != "" && format != string(formatJSON) {
+						return &usageError{fmt.Errorf("--output %q is not json", format)}
+					}
+					return checkSpecs(c.Context, s, c.Args().First(), c.String("output") != "", c.App.Writer)
 				},
 			},
 			{
@@ -132,7 +137,7 @@ func listSpecs(ctx context.Context, s *settings.Settings, stdout, stderr io.Writ
 }
 
 // checkSpecs prints the faults of the specs in a directory, and warnings. It returns an error if there are any faults.
-func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io.Writer) error {
+func checkSpecs(ctx context.Context, s *settings.Settings, dir string, asJSON bool, stdout io.Writer) error {
 	pods, err := renderedPods(s)
 	if err != nil {
 		return err
@@ -142,18 +147,18 @@ func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io
 		return err
 	}
 	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, pods.CheckWith(flavors))
+	if err := printProblems(stdout, problems, asJSON); err != nil {
+		return err
+	}
 	n := 0
 	for _, p := range problems {
 		if !p.Warning {
 			n++
 		}
-		if _, err := fmt.Fprintln(stdout, p); err != nil {
-			return err
-		}
 	}
 	switch n {
 	case 0:
-		if len(problems) > 0 {
+		if len(problems) > 0 || asJSON {
 			return nil
 		}
 		_, err := fmt.Fprintf(stdout, "%s: nothing wrong\n", dir)
@@ -163,6 +168,32 @@ func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io
 	default:
 		return fmt.Errorf("%d problems", n)
 	}
+}
+
+// printedProblem is a kernelspecs.Problem in JSON.
+type printedProblem struct {
+	File    string `json:"file"`
+	Line    int    `json:"line"`
+	Key     string `json:"key"`
+	Message string `json:"message"`
+	Warning bool   `json:"warning"`
+}
+
+// printProblems prints a line for each problem, or one array in JSON.
+func printProblems(w io.Writer, problems []kernelspecs.Problem, asJSON bool) error {
+	if !asJSON {
+		for _, p := range problems {
+			if _, err := fmt.Fprintln(w, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	list := make([]printedProblem, len(problems))
+	for i, p := range problems {
+		list[i] = printedProblem{p.File, p.Line, p.Key, p.Message, p.Warning}
+	}
+	return json.NewEncoder(w).Encode(list)
 }
 
 // flavorsByName returns the flavors of the settings, nil without a file.

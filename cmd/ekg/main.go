@@ -15,10 +15,8 @@
 //	ekg top                    show who holds GPUs, and whether they compute; subcommands: nodes, kernels, users
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
-//	ekg config import FILE     translate settings of Jupyter Enterprise Gateway
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
-//	ekg kernelspec convert DIR translate kernelspecs of Jupyter Enterprise Gateway
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
 //	ekg supervisor upgrade     replace the supervisors of running kernels by the installed version
 //	ekg completion SHELL       print a script for the completion of a shell
@@ -99,10 +97,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &usage) {
 		return 2
 	}
-	var incomplete *incompleteError
-	if errors.As(err, &incomplete) {
-		return 3
-	}
 	return 1
 }
 
@@ -174,7 +168,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 				Usage:        "print the settings that serve would use, and where each comes from",
 				Flags:        all,
 				OnUsageError: refuseUsage,
-				Subcommands:  []*cli.Command{importCommand(os.Stdin)},
+				Subcommands:  []*cli.Command{movedCommand("import", "ekg-migrate config")},
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 0, read)
 					if err != nil {
@@ -242,6 +236,16 @@ func onlySubcommands(c *cli.Context) error {
 		return &usageError{fmt.Errorf("no command %q; see ekg --help", c.Args().First())}
 	}
 	return cli.ShowSubcommandHelp(c)
+}
+
+// movedCommand answers a command that another program has now.
+func movedCommand(name, to string) *cli.Command {
+	return &cli.Command{
+		Name: name, Hidden: true, SkipFlagParsing: true,
+		Action: func(c *cli.Context) error {
+			return &usageError{fmt.Errorf("%s is no command: use %s, of the Python package ekg-migrate", c.Command.HelpName, to)}
+		},
+	}
 }
 
 // settingFlags returns --config and the flags of the named settings, or of all settings if no name is given.

@@ -63,6 +63,10 @@ func TestRun_ExitStatus(t *testing.T) {
 		{"unknown command", []string{"server"}, 2, "ekg: no command \"server\"; see ekg --help\n"},
 		{"unknown subcommand", []string{"kernelspec", "lst"}, 2, "ekg: no command \"lst\"; see ekg --help\n"},
 		{"unknown flag", []string{"serve", "--lisen", "x"}, 2, "ekg: flag provided but not defined: -lisen\n"},
+		{"import of settings", []string{"config", "import", "--chart", "f.py"}, 2, "ekg: ekg config import is no command: use " +
+			"ekg-migrate config, of the Python package ekg-migrate\n"},
+		{"conversion", []string{"kernelspec", "convert", "--dry-run", "dir"}, 2, "ekg: ekg kernelspec convert is no command: " +
+			"use ekg-migrate kernelspec, of the Python package ekg-migrate\n"},
 		{"argument too many", []string{"config", "x"}, 2, "ekg: ekg config: unexpected argument \"x\"\n"},
 		{
 			"argument missing",
@@ -158,6 +162,21 @@ func TestKernelspec(t *testing.T) {
 		if code != 1 || !strings.Contains(stdout, "/bad/kernel.json:2: argv: is a number, not an array\n") ||
 			!strings.HasSuffix(stderr, " problems\n") {
 			t.Errorf("bad: got %d %q %q", code, stdout, stderr)
+		}
+	})
+	t.Run("check in JSON", func(t *testing.T) {
+		code, stdout, stderr := ekg(t, "kernelspec", "check", "-o", "json", filepath.Join(dir, "good"))
+		if code != 0 || stdout != "[]\n" || stderr != "" {
+			t.Errorf("good: got %d %q %q", code, stdout, stderr)
+		}
+		code, stdout, _ = ekg(t, "kernelspec", "check", "-o", "json", filepath.Join(dir, "bad"))
+		want := `{"file":"` + dir + `/bad/kernel.json","line":2,"key":"argv","message":"is a number, not an array","warning":false}`
+		if code != 1 || !strings.Contains(stdout, want) {
+			t.Errorf("bad: got %d %q, want %s", code, stdout, want)
+		}
+		if code, _, stderr = ekg(t, "kernelspec", "check", "-o", "yaml", dir); code != 2 ||
+			stderr != "ekg: --output \"yaml\" is not json\n" {
+			t.Errorf("another format: got %d %q", code, stderr)
 		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/enterprise"
+	"github.com/elastic-kernel-gateway/ekg/python/ekg-migrate/ekg_migrate/enterprise"
 )
 
 // spawnerTraits are the traits of KubeSpawner 7.1 that operators set, without those that only configure its hub. The
@@ -76,38 +76,17 @@ func TestDocs_Features(t *testing.T) {
 	}
 }
 
-// imported returns what ekg config import prints for one option of Enterprise Gateway.
-func imported(t *testing.T, name string) string {
-	t.Helper()
-	arg := name + "=1"
-	if strings.Contains(strings.ToLower(name), "_env") {
-		arg = name + "=A" // names of variables
-	}
-	if strings.Contains(name, ".") {
-		arg = "--" + arg
-	}
-	var im enterprise.Import
-	var b strings.Builder
-	if err := im.Arguments([]string{arg}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := im.Write(&b, ""); err != nil {
-		t.Fatal(err)
-	}
-	return b.String()
-}
-
 // backticks matches a name in a table.
 var backticks = regexp.MustCompile("`([A-Za-z_]+)`")
 
-// The table of Enterprise Gateway agrees with ekg config import: an option that has the same effect becomes a setting,
-// and one without a counterpart has a reason there. Each option is known to the table or to the import.
-func TestDocs_FeaturesAndImport(t *testing.T) {
-	data, err := os.ReadFile("../../cmd/ekg/enterprise/testdata/options.txt")
+// The table of Enterprise Gateway agrees with the options that ekg-migrate reads: an option that has the same effect has
+// a setting, and one without a counterpart has a reason. Each option is known to the table or to ekg-migrate.
+func TestDocs_FeaturesAndOptions(t *testing.T) {
+	data, err := os.ReadFile("../../python/ekg-migrate/tests/data/options.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := strings.Fields(string(data))
+	options := enterprise.Read()
 	answers := map[string]string{}
 	for _, row := range featureRows(t, "Enterprise Gateway") {
 		for _, m := range backticks.FindAllStringSubmatch(row[0], -1) {
@@ -115,23 +94,17 @@ func TestDocs_FeaturesAndImport(t *testing.T) {
 		}
 	}
 	compared := 0
-	for _, name := range options {
-		if strings.HasSuffix(name, ".config_file") {
-			continue // it names a file that is read
-		}
-		trait := name[strings.LastIndex(name, ".")+1:]
-		text := imported(t, name)
-		if strings.Contains(text, "# Not read:") && answers[trait] == "" {
-			t.Errorf("neither the table nor the import has %s", name)
-		}
-		answer, without := answers[trait], strings.Contains(text, "# Without a counterpart:")
+	for _, name := range strings.Fields(string(data)) {
 		if strings.HasSuffix(name, "KernelManager.default_kernel_name") {
 			continue // without an effect in Enterprise Gateway, too
 		}
-		if answer == "same" && without || answer == "not" && !without {
-			t.Errorf("the table says %q of %s, and the import prints\n%s", answer, name, text)
-		}
-		if answer != "" {
+		answer, option := answers[name[strings.LastIndex(name, ".")+1:]], options.Find(name)
+		switch {
+		case option == nil && answer == "":
+			t.Errorf("neither the table nor options.json has %s", name)
+		case answer == "same" && option.Unmatched() || answer == "not" && !option.Unmatched():
+			t.Errorf("the table says %q of %s, and options.json has %+v", answer, name, option)
+		case answer != "":
 			compared++
 		}
 	}

@@ -2,6 +2,8 @@ package settings
 
 import (
 	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/python/ekg-migrate/ekg_migrate/enterprise"
 )
 
 // Option is one setting. The command line, the environment, the config file, the help, `ekg config` and
@@ -25,8 +27,22 @@ type group struct {
 	options []Option
 }
 
-// groups holds all settings except --config, in the order of the documentation.
-var groups = slices.Concat(gatewaySettings, kernelSettings, idleSettings, kubernetesSettings, operationSettings)
+// groups holds all settings except --config, in the order of the documentation. Each has Enterprise Gateway's variables
+// after its own, but --listen, which two of them give.
+var groups = func() []group {
+	all := slices.Concat(gatewaySettings, kernelSettings, idleSettings, kubernetesSettings, operationSettings)
+	for _, g := range all {
+		for i := range g.options {
+			if o := &g.options[i]; o.Name != "listen" {
+				o.Env = append(o.Env, enterpriseTable.Variables(o.Name)...)
+			}
+		}
+	}
+	return all
+}()
+
+// enterpriseTable lists the variables of Enterprise Gateway.
+var enterpriseTable = enterprise.Read()
 
 // options holds the settings of all groups.
 var options = func() []Option {

@@ -19,12 +19,12 @@ var gatewaySettings = []group{
 				"accepted too",
 		},
 		{
-			Name: "base-url", Env: []string{"EKG_BASE_URL", "EG_BASE_URL"}, def: "/", field: "BaseURL",
+			Name: "base-url", Env: []string{"EKG_BASE_URL"}, def: "/", field: "BaseURL",
 			value: text(func(s *Settings) *string { return &s.BaseURL }),
 			Usage: "path in front of all routes",
 		},
 		{
-			Name: "allow-origin", Env: []string{"EKG_ALLOW_ORIGIN", "EG_ALLOW_ORIGIN"}, field: "AllowOrigins",
+			Name: "allow-origin", Env: []string{"EKG_ALLOW_ORIGIN"}, field: "AllowOrigins",
 			value: list(func(s *Settings) *[]string { return &s.AllowOrigins }),
 			Usage: "origin of another host whose pages may use the gateway, as scheme://host[:port]; repeatable. * allows " +
 				"the pages of all hosts, and needs tokens",
@@ -36,12 +36,12 @@ var gatewaySettings = []group{
 				"addresses are always allowed. A gateway on another address checks the header only if this is set",
 		},
 		{
-			Name: "tls-cert", Env: []string{"EKG_TLS_CERT", "EG_CERTFILE"},
+			Name: "tls-cert", Env: []string{"EKG_TLS_CERT"},
 			value: text(func(s *Settings) *string { return &s.TLSCert }),
 			Usage: "PEM file with the certificate chain. It switches to HTTPS and needs --tls-key",
 		},
 		{
-			Name: "tls-key", Env: []string{"EKG_TLS_KEY", "EG_KEYFILE"},
+			Name: "tls-key", Env: []string{"EKG_TLS_KEY"},
 			value: text(func(s *Settings) *string { return &s.TLSKey }),
 			Usage: "PEM file with the key of the certificate",
 		},
@@ -58,7 +58,7 @@ var gatewaySettings = []group{
 	}},
 	{"Say who may connect", []Option{
 		{
-			Name: "token", Env: []string{"EKG_TOKEN", "EG_AUTH_TOKEN"},
+			Name: "token", Env: []string{"EKG_TOKEN"},
 			defDoc: "generated once, kept in the state directory", secret: true, field: "Token",
 			value: text(func(s *Settings) *string { return &s.Token }, notEmpty),
 			Usage: "token that every request needs. Other users of this machine can read it on the command line: prefer " +
@@ -148,25 +148,25 @@ var gatewaySettings = []group{
 	}},
 	{"Limit what users may use", []Option{
 		{
-			Name: "authorized-user", Env: []string{"EKG_AUTHORIZED_USER", "EG_AUTHORIZED_USERS"}, defDoc: "all users",
+			Name: "authorized-user", Env: []string{"EKG_AUTHORIZED_USER"}, defDoc: "all users",
 			value: list(func(s *Settings) *[]string { return &s.AuthorizedUsers }, checkUser),
 			Usage: "user who may start kernels; repeatable. If it is set, only these users and admins may. A list in a " +
 				"kernelspec replaces this one. See docs/users.md",
 		},
 		{
-			Name: "unauthorized-user", Env: []string{"EKG_UNAUTHORIZED_USER", "EG_UNAUTHORIZED_USERS"},
+			Name: "unauthorized-user", Env: []string{"EKG_UNAUTHORIZED_USER"},
 			def:   enterpriseUnauthorized,
 			value: list(func(s *Settings) *[]string { return &s.UnauthorizedUsers }, checkUser),
 			Usage: "user who may start no kernels, even if authorized; repeatable. A list in a kernelspec adds to this one",
 		},
 		{
-			Name: "max-kernels", Env: []string{"EKG_MAX_KERNELS", "EG_MAX_KERNELS"}, def: "0",
+			Name: "max-kernels", Env: []string{"EKG_MAX_KERNELS"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernels }),
 			Usage: "most kernels at one time, over all gateways; 0 for no limit. Kernels that start, run or stop count. " +
 				"See docs/limits.md",
 		},
 		{
-			Name: "max-kernels-per-user", Env: []string{"EKG_MAX_KERNELS_PER_USER", "EG_MAX_KERNELS_PER_USER"}, def: "0",
+			Name: "max-kernels-per-user", Env: []string{"EKG_MAX_KERNELS_PER_USER"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernelsPerUser }),
 			Usage: "most kernels of each user at one time; 0 or less for no limit. --users-file can set another limit for " +
 				"a user",

@@ -10,24 +10,24 @@ import (
 var idleSettings = []group{
 	{"Stop idle kernels", []Option{
 		{
-			Name: "cull-idle-timeout", Env: []string{"EKG_CULL_IDLE_TIMEOUT", "EG_CULL_IDLE_TIMEOUT"}, def: "0s",
+			Name: "cull-idle-timeout", Env: []string{"EKG_CULL_IDLE_TIMEOUT"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.CullIdleTimeout }),
 			Usage: "how long a kernel may be idle before it is culled, for example 2h, or a number of seconds; 0: never. A " +
 				"kernel with any request in progress is not idle. See docs/idle.md",
 		},
 		{
-			Name: "cull-connected", Env: []string{"EKG_CULL_CONNECTED", "EG_CULL_CONNECTED"}, def: "true",
+			Name: "cull-connected", Env: []string{"EKG_CULL_CONNECTED"}, def: "true",
 			value: boolean(func(s *Settings) *bool { return &s.CullConnected }),
 			Usage: "cull idle kernels even while pages are connected. With false, the idle time begins when the last page " +
 				"disconnects",
 		},
 		{
-			Name: "cull-busy", Env: []string{"EKG_CULL_BUSY", "EG_CULL_BUSY"}, def: "false",
+			Name: "cull-busy", Env: []string{"EKG_CULL_BUSY"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.CullBusy }),
 			Usage: "cull busy kernels too: a busy kernel counts as idle since its last message",
 		},
 		{
-			Name: "cull-interval", Env: []string{"EKG_CULL_INTERVAL", "EG_CULL_INTERVAL"},
+			Name: "cull-interval", Env: []string{"EKG_CULL_INTERVAL"},
 			def:   api.DefaultCullInterval.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.CullInterval }),
 			Usage: "how often the use of processors and GPUs is measured for --cull-cpu and --cull-gpu, for example 5m, or " +

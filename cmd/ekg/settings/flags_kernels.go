@@ -21,14 +21,14 @@ var kernelSettings = []group{
 			Usage: "directory with kernelspecs, searched before Jupyter's own; repeatable",
 		},
 		{
-			Name: "allowed-kernelspec", Env: []string{"EKG_ALLOWED_KERNELSPEC", "EG_ALLOWED_KERNELS", "EG_KERNEL_WHITELIST"},
+			Name: "allowed-kernelspec", Env: []string{"EKG_ALLOWED_KERNELSPEC"},
 			defDoc: "all", enterpriseLists: true,
 			value: list(func(s *Settings) *[]string { return &s.AllowedKernelspecs }),
 			Usage: "name of a kernelspec that is offered, with its profiles and flavors; repeatable. If it is set, all other " +
 				"kernelspecs are hidden and cannot be started",
 		},
 		{
-			Name: "default-kernel", Env: []string{"EKG_DEFAULT_KERNEL", "EG_DEFAULT_KERNEL_NAME"},
+			Name: "default-kernel", Env: []string{"EKG_DEFAULT_KERNEL"},
 			defDoc: "python3, else the first", field: "DefaultKernel",
 			value: text(func(s *Settings) *string { return &s.DefaultKernel }),
 			Usage: "kernelspec of requests that name none",
@@ -51,13 +51,13 @@ var kernelSettings = []group{
 			Usage: "how long a kernel may take to stop by itself before it gets SIGTERM, and again as long before SIGKILL",
 		},
 		{
-			Name: "client-env", Env: []string{"EKG_CLIENT_ENV", "EG_CLIENT_ENVS", "EG_ENV_WHITELIST"},
+			Name: "client-env", Env: []string{"EKG_CLIENT_ENV"},
 			field: "ClientEnv",
 			value: list(func(s *Settings) *[]string { return &s.ClientEnv }),
 			Usage: "environment variable that clients may set for their kernels, besides KERNEL_*; repeatable",
 		},
 		{
-			Name: "inherit-env", Env: []string{"EKG_INHERIT_ENV", "EG_INHERITED_ENVS", "EG_ENV_PROCESS_WHITELIST"},
+			Name: "inherit-env", Env: []string{"EKG_INHERIT_ENV"},
 			value: list(func(s *Settings) *[]string { return &s.InheritEnv }, CheckEnvName),
 			Usage: "variable of the gateway's environment that kernels get too, besides PATH, HOME, LANG and the like; " +
 				"repeatable",

@@ -32,7 +32,7 @@ var kubernetesSettings = []group{
 			Usage: "context of the kubeconfig",
 		},
 		{
-			Name: "kube-namespace", Env: []string{"EKG_KUBE_NAMESPACE", "EG_NAMESPACE"},
+			Name: "kube-namespace", Env: []string{"EKG_KUBE_NAMESPACE"},
 			defDoc: "the gateway's own, or the context's",
 			value:  text(func(s *Settings) *string { return &s.KubeNamespace }),
 			Usage:  "namespace of the kernels' pods",
@@ -102,7 +102,7 @@ var kubernetesSettings = []group{
 				"Pods run on such nodes only, unless their kernelspec chooses by that label",
 		},
 		{
-			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE", "EG_KERNEL_IMAGE"},
+			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.KernelImage }),
 			Usage: "image of kernels whose kernelspec names none",
 		},

@@ -4,7 +4,7 @@ package settings
 var operationSettings = []group{
 	{"Observe the gateway", []Option{
 		{
-			Name: "log-level", Env: []string{"EKG_LOG_LEVEL", "EG_LOG_LEVEL"}, def: "info",
+			Name: "log-level", Env: []string{"EKG_LOG_LEVEL"}, def: "info",
 			value: level(func(s *Settings) *levelOf { return &s.LogLevel }),
 			Usage: "lowest level that is logged: debug, info, warn or error",
 		},

@@ -174,20 +174,3 @@ func (s *Settings) KernelLimits(specs limits.Specs, file *identity.File) *limits
 		File:          file,
 	}
 }
-
-// Line returns the line of a config file that sets an option to texts. The error says why the option does not accept
-// them.
-func Line(name string, texts []string) (string, error) {
-	o, ok := optionNamed(name)
-	if !ok {
-		return "", fmt.Errorf("--%s: no such setting", name)
-	}
-	err := readable(texts)
-	if err == nil {
-		err = o.value.set(&Settings{}, texts)
-	}
-	if err != nil {
-		return "", err
-	}
-	return yamlLine(o, texts)
-}

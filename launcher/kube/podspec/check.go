@@ -152,7 +152,7 @@ func (c *checker) declareNames(o *overlay, at func(string) string) {
 		switch {
 		case len(validation.IsDNS1123Label(v.Name)) > 0:
 			c.refuse(where, "%s is not a valid Kubernetes name", quoted(v.Name))
-		case ReservedVolume(v.Name):
+		case reservedVolume(v.Name):
 			c.refuse(where, "%q is one of ekg's own volumes; choose another name", v.Name)
 		case slices.Contains(c.volumes, v.Name):
 			c.refuse(where, "%q is given twice", v.Name)

@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ReservedVolume reports whether a name is that of one of ekg's own volumes, which kernelspecs cannot use.
-func ReservedVolume(name string) bool {
+// reservedVolume reports whether a name is that of one of ekg's own volumes, which kernelspecs cannot use.
+func reservedVolume(name string) bool {
 	return slices.Contains(reservedVolumes, name) || strings.HasPrefix(name, volumeCommon)
 }
 
@@ -84,7 +84,7 @@ func (c *checker) mount(where string, m *corev1.VolumeMount) {
 // volumeName checks that a volume is declared and is not one of ekg's own.
 func (c *checker) volumeName(path, name string) {
 	switch {
-	case ReservedVolume(name):
+	case reservedVolume(name):
 		c.refuse(path, "%q is one of ekg's own volumes", name)
 	case !slices.Contains(c.volumes, name):
 		c.refuse(path, "no volume is named %s", quoted(name))
