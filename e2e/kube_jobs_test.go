@@ -129,8 +129,11 @@ func TestE2E_KubeJobsPreempted(t *testing.T) {
 	}
 	c := theCluster(t)
 	class := c.newNamespace(t) // a name that no other test has
-	k := c.newGateway(t, class, c.kubeconfig, "--start-wait", "1s", "--flavors", flavors,
-		"--job-priority-class", class)
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(policy, []byte("jobPriorityClass: "+class+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := c.newGateway(t, class, c.kubeconfig, "--start-wait", "1s", "--flavors", flavors, "--kube-policy", policy)
 	k.cluster.offer(t, map[string]string{"gpu.intel.com/i915": "1"})
 	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": -100,
 		"preemptionPolicy": "Never", "metadata": {"name": %q}}`, class), "create", "-f", "-")

@@ -109,7 +109,7 @@ func openKube(
 	log.Info("kernels are pods", logkey.Cluster, cluster.Host, logkey.Namespace, pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	if pods, err = adaptToCluster(opening, s, cluster, pods, log); err != nil {
+	if pods, err = adaptToCluster(opening, cluster, pods, log); err != nil {
 		return nil, err
 	}
 	o := kube.Options{
@@ -118,13 +118,15 @@ func openKube(
 		Pods:            pods,
 		MasterKey:       key,
 		SecondMasterKey: second,
-		EvictIdleAfter:  s.EvictIdleAfter,
 		WatchNodes:      s.WatchNodes,
 		WatchGPUs:       s.WatchGPUs,
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,
 		Warm:            warm,
+	}
+	if pods.Policy != nil {
+		o.EvictIdleAfter = pods.Policy.EvictIdleAfter
 	}
 	if s.KubePeers != "" {
 		if !cluster.Inside() || s.PodIP == "" {
@@ -148,15 +150,8 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		namespace = s.KubeNamespace
 	}
 	o := podspec.Options{Namespace: namespace, SupervisorImage: s.SupervisorImage, KernelImage: s.KernelImage,
-		SupervisorPullPolicy: s.SupervisorPullPolicy, SupervisorPullSecrets: s.SupervisorPullSecrets,
-		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
-		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
-		Architectures: s.SupervisorArch, JobPriorityClass: s.JobPriorityClass,
 		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
 		GPUSamples: s.GPUSamples}
-	if slices.Contains(s.SupervisorArch, settings.ArchAny) {
-		o.Architectures = nil
-	}
 	if s.SupervisorImage == "" {
 		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.Place("supervisor-image"))
 	}
@@ -165,7 +160,11 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		if err != nil {
 			return o, fmt.Errorf("%s: %w", s.Place("kube-policy"), err)
 		}
-		o.Policy = policy
+		o.Policy, o.Supervisor = policy, policy.Supervisor
+		o.ClusterChoosesUser = o.Supervisor.User == podspec.UserNamespace
+		if !slices.Contains(o.Supervisor.Architectures, podspec.ArchAny) {
+			o.Architectures = o.Supervisor.Architectures
+		}
 	}
 	if err := o.Validate(); err != nil {
 		return o, fmt.Errorf("settings of kernels' pods: %w", err)
@@ -204,15 +203,14 @@ func checkOfSpecs(s *settings.Settings) func(kernelspecs.Spec) []kernelspecs.Pro
 // adaptToCluster completes settings that depend on the cluster. It asks until the cluster answers or ctx ends.
 func adaptToCluster(
 	ctx context.Context,
-	s *settings.Settings,
 	cluster *kube.Cluster,
 	pods podspec.Options,
 	log *slog.Logger,
 ) (podspec.Options, error) {
-	if len(s.SupervisorArch) == 0 && cluster.Inside() {
+	if len(pods.Supervisor.Architectures) == 0 && cluster.Inside() {
 		pods.Architectures = []string{runtime.GOARCH} // gateways and supervisors are of one image
 	}
-	if s.SupervisorUser != settings.UserAuto {
+	if user := pods.Supervisor.User; user != "" && user != podspec.UserAuto {
 		return pods, nil
 	}
 	for {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -71,31 +72,29 @@ func TestPodOptions(t *testing.T) {
 		return o
 	}
 	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1",
-		SupervisorCPU: podspec.DefaultSupervisorCPU, SupervisorMemory: podspec.DefaultSupervisorMemory,
 		GPUSamples: 10 * time.Second}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("without settings: got %+v, want %+v", got, want)
 	}
-	got, want = options(map[string][]string{
-		"supervisor-pull-policy": {"Always"}, "supervisor-pull-secret": {"a", "b"}, "supervisor-cpu": {"200m"},
-		"supervisor-memory": {"1Gi"}, "supervisor-memory-limit": {"2Gi"}, "supervisor-user": {"namespace"},
-		"supervisor-arch": {"arm64"}, "gpu-samples": {"1m"}, "job-priority-class": {"low"},
-	}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1", SupervisorPullPolicy: "Always",
-		SupervisorPullSecrets: []string{"a", "b"}, SupervisorCPU: "200m", SupervisorMemory: "1Gi",
-		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"},
-		GPUSamples: time.Minute, JobPriorityClass: "low"}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	policy := func(text string) map[string][]string {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return map[string][]string{"kube-policy": {file}, "supervisor-image": {"ekg:1"}}
 	}
-	if o := options(map[string][]string{"supervisor-arch": {"any"}}); o.Architectures != nil {
+	o := options(policy("supervisor: {cpu: 200m, user: namespace, architectures: [arm64]}\n"))
+	if o.Supervisor.CPU != "200m" || !o.ClusterChoosesUser || !slices.Equal(o.Architectures, []string{"arm64"}) {
+		t.Errorf("got %+v", o)
+	}
+	if o := options(policy("supervisor: {architectures: [any]}\n")); o.Architectures != nil || o.ClusterChoosesUser {
 		t.Errorf("any architecture: %+v", o)
 	}
-	s, err := settings.Load(sourcesOf(map[string][]string{"supervisor-image": {"ekg:1"}, "supervisor-memory": {"1Gi"},
-		"supervisor-memory-limit": {"512Mi"}}, nil))
+	s, err := settings.Load(sourcesOf(policy("supervisor:\n  memory: 1Gi\n  memoryLimit: 512Mi\n"), nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	const refused = "settings of kernels' pods: SupervisorMemoryLimit: 512Mi is less than the request, 1Gi"
+	refused := "--kube-policy: " + file + ":3: supervisor.memoryLimit: 512Mi is less than the request, 1Gi"
 	if _, err := podOptions(s, "kernels"); err == nil || err.Error() != refused {
 		t.Errorf("a limit below the request: %v", err)
 	}
@@ -206,12 +205,11 @@ func TestAdaptToCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for user, want := range map[string]int64{settings.UserAuto: 2, settings.UserFixed: 0} {
+	for user, want := range map[string]int64{"": 2, podspec.UserAuto: 2, podspec.UserFixed: 0} {
 		asked.Store(0)
-		s := new(settings.Settings)
-		s.SupervisorUser = user
-		o, err := adaptToCluster(t.Context(), s, cluster, podspec.Options{}, slog.New(slog.DiscardHandler))
-		if err != nil || o.ClusterChoosesUser != (user == settings.UserAuto) || o.Architectures != nil {
+		pods := podspec.Options{Supervisor: podspec.SupervisorRules{User: user}}
+		o, err := adaptToCluster(t.Context(), cluster, pods, slog.New(slog.DiscardHandler))
+		if err != nil || o.ClusterChoosesUser != (user != podspec.UserFixed) || o.Architectures != nil {
 			t.Errorf("%s: %+v, %v", user, o, err)
 		}
 		if n := asked.Load(); n != want {
@@ -221,8 +219,7 @@ func TestAdaptToCluster(t *testing.T) {
 	server.Close()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	s := &settings.Settings{SupervisorPodSettings: settings.SupervisorPodSettings{SupervisorUser: settings.UserAuto}}
-	if _, err := adaptToCluster(ended, s, cluster, podspec.Options{}, slog.New(slog.DiscardHandler)); err == nil ||
+	if _, err := adaptToCluster(ended, cluster, podspec.Options{}, slog.New(slog.DiscardHandler)); err == nil ||
 		!strings.Contains(err.Error(), "OpenShift") {
 		t.Errorf("a cluster that never answers: %v", err)
 	}

@@ -20,6 +20,15 @@ var removed = map[string]string{
 	"local-warm-gpus":              "warm of a kernelspec with GPUs is enough on one machine",
 	"placeholder-class":            "use the component or the chart's value placeholders; see docs/gpus.md",
 	"pre-pull":                     "use the component pre-pull, or the chart's value prePull; see docs/kubernetes.md",
+	"evict-idle-after":             "use evictIdleAfter in the file of --kube-policy",
+	"job-priority-class":           "use jobPriorityClass in the file of --kube-policy",
+	"supervisor-arch":              "use supervisor.architectures in the file of --kube-policy",
+	"supervisor-cpu":               "use supervisor.cpu in the file of --kube-policy",
+	"supervisor-memory":            "use supervisor.memory in the file of --kube-policy",
+	"supervisor-memory-limit":      "use supervisor.memoryLimit in the file of --kube-policy",
+	"supervisor-pull-policy":       "use supervisor.pullPolicy in the file of --kube-policy",
+	"supervisor-pull-secret":       "use supervisor.pullSecrets in the file of --kube-policy",
+	"supervisor-user":              "use supervisor.user in the file of --kube-policy",
 	"start-limit":                  "the limit is 30m; KERNEL_LAUNCH_TIMEOUT of a request makes it longer",
 }
 

@@ -89,20 +89,17 @@ type Settings struct {
 	CullGPU         float64
 	GPUSamples      time.Duration
 
-	Kubeconfig      string
-	KubeContext     string
-	KubeNamespace   string
-	KubePolicy      string
-	Flavors         string
-	FlavorsAsSpecs  bool
-	ProfilesAsSpecs bool
-	SupervisorImage string
-	SupervisorPodSettings
+	Kubeconfig          string
+	KubeContext         string
+	KubeNamespace       string
+	KubePolicy          string
+	Flavors             string
+	FlavorsAsSpecs      bool
+	ProfilesAsSpecs     bool
+	SupervisorImage     string
 	KernelImage         string
-	JobPriorityClass    string // of the pods of jobs; "": the cluster's default
 	MasterKeyFile       string
 	SecondMasterKeyFile string
-	EvictIdleAfter      time.Duration
 	WatchNodes          bool
 	WatchGPUs           bool
 	KubePeers           string
@@ -116,17 +113,6 @@ type Settings struct {
 	LogLevel      levelOf
 
 	origins map[string]origin // by option name
-}
-
-// SupervisorPodSettings are for the supervisor's part of a kernel's pod. Texts that are "" mean podspec's defaults.
-type SupervisorPodSettings struct {
-	SupervisorPullPolicy  string
-	SupervisorPullSecrets []string
-	SupervisorCPU         string
-	SupervisorMemory      string
-	SupervisorMemoryLimit string
-	SupervisorUser        string // UserAuto, UserFixed or UserNamespace
-	SupervisorArch        []string
 }
 
 // Source is a kind of place for values. A higher one takes precedence.

@@ -296,16 +296,6 @@ func oneOf(allowed ...string) func(string) error {
 	}
 }
 
-// unlessEmpty accepts "", which means the default, and what check accepts.
-func unlessEmpty(check func(string) error) func(string) error {
-	return func(t string) error {
-		if t == "" {
-			return nil
-		}
-		return check(t)
-	}
-}
-
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // CheckEnvName returns an error if t cannot be the name of an environment variable.

@@ -76,8 +76,7 @@ func TestExtension_Keys(t *testing.T) {
 // TestBuild_Job: the pods of jobs have a priority class of their own, unless the kernelspec has one.
 func TestBuild_Job(t *testing.T) {
 	o := testOptions()
-	o.JobPriorityClass = "filler"
-	o.Policy = policyOf(t, "kernelspecs: {priorityClasses: [high]}")
+	o.Policy = policyOf(t, "{kernelspecs: {priorityClasses: [high]}, jobPriorityClass: filler}")
 	for _, c := range []struct {
 		spec string
 		job  bool
@@ -92,7 +91,7 @@ func TestBuild_Job(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"system-node-critical", "A b"} {
-		if o.JobPriorityClass = name; o.Validate() == nil {
+		if _, problems := parsePolicy([]byte("jobPriorityClass: " + name)); len(problems) != 1 {
 			t.Errorf("the class %q is accepted", name)
 		}
 	}

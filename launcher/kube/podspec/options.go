@@ -5,8 +5,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -14,15 +12,10 @@ import (
 
 // Options are what the pods of all kernels have in common. The zero value of a field means its default.
 type Options struct {
-	Namespace             string // of kernels whose client names no other, unless their owner has one
-	SupervisorImage       string // ekg's own image
-	SupervisorPullPolicy  string // Always, IfNotPresent or Never; "": the cluster decides by the image's tag
-	SupervisorPullSecrets []string
-	SupervisorCPU         string // request, a quantity; the container has no CPU limit
-	SupervisorMemory      string // request, a quantity
-	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB, or the request
-	KernelImage           string // for kernelspecs that name no image
-	JobPriorityClass      string // of the pods of jobs, unless their kernelspec names one; "": the cluster's default
+	Namespace       string          // of kernels whose client names no other, unless their owner has one
+	SupervisorImage string          // ekg's own image
+	Supervisor      SupervisorRules // as the policy says
+	KernelImage     string          // for kernelspecs that name no image
 
 	// ClusterChoosesUser leaves the user and group of the supervisor's container to the cluster, as OpenShift requires:
 	// there each namespace has a range of its own. Without such a rule it runs as the user of its image.
@@ -40,24 +33,13 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	def := func(s *string, value string) {
-		if *s == "" {
-			*s = value
-		}
-	}
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy()
 	}
 	if o.StopGrace == 0 {
 		o.StopGrace = api.DefaultStopGrace
 	}
-	def(&o.SupervisorCPU, DefaultSupervisorCPU)
-	def(&o.SupervisorMemory, DefaultSupervisorMemory)
-	limit := resource.NewQuantity(o.logMemory()+supervisorWork, resource.BinarySI)
-	if request, err := parseQuantity(o.SupervisorMemory); err == nil && request.Cmp(*limit) > 0 {
-		limit = &request
-	}
-	def(&o.SupervisorMemoryLimit, limit.String())
+	o.Supervisor = o.Supervisor.withDefaults(o.logMemory())
 	return o
 }
 
@@ -119,36 +101,19 @@ func (o Options) Validate() error {
 	if !imageName.MatchString(o.SupervisorImage) {
 		return fmt.Errorf("%s: %q is not a valid image name", "SupervisorImage", o.SupervisorImage)
 	}
-	for field, value := range map[string]string{"SupervisorCPU": o.SupervisorCPU, "SupervisorMemory": o.SupervisorMemory,
-		"SupervisorMemoryLimit": o.SupervisorMemoryLimit} {
-		if err := CheckQuantity(value); err != nil {
-			return fmt.Errorf("%s: %w", field, err)
+	var wrong error
+	o.Supervisor.problems(func(key string, _ int, err error) {
+		if wrong == nil {
+			wrong = fmt.Errorf("supervisor.%s: %w", key, err)
 		}
-	}
-	limit := resource.MustParse(o.SupervisorMemoryLimit)
-	if limit.Cmp(resource.MustParse(o.SupervisorMemory)) < 0 {
-		return fmt.Errorf("SupervisorMemoryLimit: %s is less than the request, %s", o.SupervisorMemoryLimit,
-			o.SupervisorMemory)
-	}
-	for _, name := range o.SupervisorPullSecrets {
-		if err := CheckSecretName(name); err != nil {
-			return fmt.Errorf("SupervisorPullSecrets: %w", err)
-		}
-	}
-	if o.JobPriorityClass != "" {
-		if err := CheckPriorityClass(o.JobPriorityClass); err != nil {
-			return fmt.Errorf("JobPriorityClass: %w", err)
-		}
+	})
+	if wrong != nil {
+		return wrong
 	}
 	for _, arch := range o.Architectures {
 		if err := CheckArchitecture(arch); err != nil {
 			return fmt.Errorf("Architectures: %w", err)
 		}
-	}
-	switch corev1.PullPolicy(o.SupervisorPullPolicy) {
-	case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
-	default:
-		return fmt.Errorf("SupervisorPullPolicy: %q is not Always, IfNotPresent or Never", o.SupervisorPullPolicy)
 	}
 	if o.LogLimit < 0 || o.StopGrace < 0 {
 		return fmt.Errorf("%s and %s cannot be negative", "LogLimit", "StopGrace")

@@ -127,7 +127,7 @@ func (b *builder) base() *corev1.Pod {
 			},
 		},
 	}
-	for _, name := range b.o.SupervisorPullSecrets {
+	for _, name := range b.o.Supervisor.PullSecrets {
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
 	return pod
@@ -191,7 +191,7 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	b.labelAsEG(pod)
 	b.placeOnPlatform(pod)
 	if b.req.Job && pod.Spec.PriorityClassName == "" {
-		pod.Spec.PriorityClassName = b.o.JobPriorityClass
+		pod.Spec.PriorityClassName = b.o.Policy.JobPriorityClass
 	}
 	gpus := GPURequestOf(pod)
 	b.sharedMemory(pod, gpus)

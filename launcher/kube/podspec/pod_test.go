@@ -40,8 +40,8 @@ func TestBuild_Golden(t *testing.T) {
 			if name == "fullest" {
 				env["KERNEL_VOLUMES"] = strings.ReplaceAll(env["KERNEL_VOLUMES"], "name: home\n", "name: mine\n")
 				env["KERNEL_VOLUME_MOUNTS"] = strings.ReplaceAll(env["KERNEL_VOLUME_MOUNTS"], `"home"`, `"mine"`)
-				o.SupervisorPullPolicy, o.SupervisorPullSecrets = "IfNotPresent", []string{"ekg-registry"}
-				o.SupervisorCPU, o.SupervisorMemory, o.SupervisorMemoryLimit = "200m", "1Gi", "1Gi"
+				o.Supervisor.PullPolicy, o.Supervisor.PullSecrets = "IfNotPresent", []string{"ekg-registry"}
+				o.Supervisor.CPU, o.Supervisor.Memory, o.Supervisor.MemoryLimit = "200m", "1Gi", "1Gi"
 				o.ClusterChoosesUser, o.Architectures = true, []string{"amd64", "arm64"}
 				var err error
 				if o.Policy, err = ReadPolicy("testdata/fullest/policy.yaml"); err != nil {
@@ -72,14 +72,14 @@ func TestOptions_Validate(t *testing.T) {
 		want   string
 	}{
 		{func(*Options) {}, ""},
-		{func(o *Options) { o.SupervisorMemory = "2Gi" }, ""},
-		{func(o *Options) { o.SupervisorMemory = "-1" }, `SupervisorMemory: "-1" is not a quantity like 500m or 128Mi`},
-		{func(o *Options) { o.SupervisorMemory, o.SupervisorMemoryLimit = "2Gi", "1Gi" },
-			"SupervisorMemoryLimit: 1Gi is less than the request, 2Gi"},
-		{func(o *Options) { o.SupervisorPullPolicy = "never" },
-			`SupervisorPullPolicy: "never" is not Always, IfNotPresent or Never`},
-		{func(o *Options) { o.SupervisorPullSecrets = []string{"a/b"} },
-			`SupervisorPullSecrets: "a/b" is not a valid Kubernetes name`},
+		{func(o *Options) { o.Supervisor.Memory = "2Gi" }, ""},
+		{func(o *Options) { o.Supervisor.Memory = "-1" }, `supervisor.memory: "-1" is not a quantity like 500m or 128Mi`},
+		{func(o *Options) { o.Supervisor.Memory, o.Supervisor.MemoryLimit = "2Gi", "1Gi" },
+			"supervisor.memoryLimit: 1Gi is less than the request, 2Gi"},
+		{func(o *Options) { o.Supervisor.PullPolicy = "never" },
+			`supervisor.pullPolicy: "never" is not Always, IfNotPresent or Never`},
+		{func(o *Options) { o.Supervisor.PullSecrets = []string{"a/b"} },
+			`supervisor.pullSecrets: "a/b" is not a valid Kubernetes name`},
 		{func(o *Options) { o.Architectures = []string{"x y"} }, `Architectures: "x y" is not a valid label value`},
 	} {
 		o := testOptions()

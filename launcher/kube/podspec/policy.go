@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -70,6 +71,11 @@ type Policy struct {
 	Shared      []Shared    `yaml:"shared"`     // volumes that all kernels have
 
 	OwnerNamespace *OwnerNamespace `yaml:"ownerNamespace"` // nil: the kernels of all owners share a namespace
+
+	Supervisor       SupervisorRules `yaml:"supervisor"`
+	JobPriorityClass string          `yaml:"jobPriorityClass"` // of jobs' pods whose kernelspec names none; "": the cluster's
+	// EvictIdleAfter is how long a kernel is idle before autoscalers may evict its pod to remove a node; 0: never.
+	EvictIdleAfter time.Duration `yaml:"evictIdleAfter"`
 
 	Labels      map[string]string `yaml:"labels"`      // of every kernel's pod: templates with labelMarks, by key
 	LabelGroups Patterns          `yaml:"labelGroups"` // groups of the owner that {group} stands for; nil: all
@@ -322,6 +328,17 @@ func parsePolicy(data []byte) (*Policy, []string) {
 	if p.OwnerNames != NamesEscaped && p.OwnerNames != NamesSafe {
 		problems = append(problems, fmt.Sprintf("%d: ownerNames: %q is not valid; valid: %s, %s",
 			flavor.LineOf(root, 0, "ownerNames"), p.OwnerNames, NamesEscaped, NamesSafe))
+	}
+	p.Supervisor.problems(func(key string, i int, err error) {
+		problems = append(problems, fmt.Sprintf("%d: supervisor.%s: %v", flavor.LineOf(root, i, "supervisor", key), key, err))
+	})
+	if p.JobPriorityClass != "" {
+		if err := CheckPriorityClass(p.JobPriorityClass); err != nil {
+			problems = append(problems, fmt.Sprintf("%d: jobPriorityClass: %v", flavor.LineOf(root, 0, "jobPriorityClass"), err))
+		}
+	}
+	if p.EvictIdleAfter < 0 {
+		problems = append(problems, fmt.Sprintf("%d: evictIdleAfter: is negative", flavor.LineOf(root, 0, "evictIdleAfter")))
 	}
 	p.sharedProblems(func(i int, key, text string) {
 		problems = append(problems, fmt.Sprintf("%d: shared[%d].%s: %s", flavor.LineOf(root, i, "shared"), i, key, text))

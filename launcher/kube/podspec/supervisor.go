@@ -17,11 +17,11 @@ import (
 // supervisorContainer returns the container of the supervisor. It is the pod's first. Its hook returns when the
 // supervisor has copied its program, and only then does the kubelet start the kernel's container, which needs the copy.
 func (b *builder) supervisorContainer() corev1.Container {
-	limit := resource.MustParse(b.o.SupervisorMemoryLimit)
+	limit := resource.MustParse(b.o.Supervisor.MemoryLimit)
 	return corev1.Container{
 		Name:            ContainerSupervisor,
 		Image:           b.o.SupervisorImage,
-		ImagePullPolicy: corev1.PullPolicy(b.o.SupervisorPullPolicy),
+		ImagePullPolicy: corev1.PullPolicy(b.o.Supervisor.PullPolicy),
 		Command:         []string{supervisorProgram, "pod"},
 		Env: []corev1.EnvVar{
 			{Name: api.PodConfigVariable}, // its value is set by configureSupervisor
@@ -36,8 +36,8 @@ func (b *builder) supervisorContainer() corev1.Container {
 			{Name: supervisorPortName, ContainerPort: SupervisorPort, Protocol: corev1.ProtocolTCP},
 		},
 		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(b.o.SupervisorCPU),
-				corev1.ResourceMemory: resource.MustParse(b.o.SupervisorMemory)},
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(b.o.Supervisor.CPU),
+				corev1.ResourceMemory: resource.MustParse(b.o.Supervisor.Memory)},
 			Limits: corev1.ResourceList{corev1.ResourceMemory: limit},
 		},
 		Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{
