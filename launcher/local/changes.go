@@ -168,13 +168,13 @@ func (l *Launcher) enterFolderChangeLocked(mask uint32, name string) {
 		return
 	}
 	if mask&syscall.IN_ATTRIB != 0 { // a warm kernel has got its owner: its folder becomes a kernel's
-		if launcher.ValidID(name) && l.kernels[name] == nil {
+		if launcher.ValidID(name) && l.kernels.byID[name] == nil {
 			l.changes.changedLocked()
 		}
 		return
 	}
 	appeared := mask&(syscall.IN_CREATE|syscall.IN_MOVED_TO) != 0
-	if !isTemporary(name) && appeared != (l.kernels[name] != nil) {
+	if !isTemporary(name) && appeared != (l.kernels.byID[name] != nil) {
 		l.changes.changedLocked()
 	}
 }

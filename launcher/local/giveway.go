@@ -123,7 +123,7 @@ func (l *Launcher) whyNoGPU(want *devices.Want) string {
 	}
 	l.mu.Lock()
 	waits := false
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		waits = waits || k.waiting != nil
 	}
 	l.mu.Unlock()

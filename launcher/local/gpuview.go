@@ -139,7 +139,7 @@ func (l *Launcher) holderOf(id, uuid string, amount float64) launcher.GPUHolder 
 	h := launcher.GPUHolder{Kernel: id, Amount: amount}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := l.kernels[id]
+	k := l.kernels.byID[id]
 	if k == nil {
 		return h // another gateway has just started it
 	}

@@ -15,7 +15,7 @@ func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 	var all []launcher.GPUWait
 	now := l.timing.now()
 	l.mu.Lock()
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if k.waiting != nil && k.rec.Want != nil && !k.rec.Job {
 			wants[k.id] = *k.rec.Want
 			all = append(all, launcher.GPUWait{Kernel: k.id, For: now.Sub(k.waiting.Since)})

@@ -24,8 +24,8 @@ type kernel struct {
 
 	// Guarded by Launcher.mu.
 	supervisor  follow.Supervisor
-	end         *api.Ending // set by setEndLocked
-	summed      bool        // part of Launcher.sums; see sumLocked
+	end         *api.Ending // set by registry.setEnd
+	summed      bool        // part of registry.sums
 	gone        error       // not nil: the kernel no longer exists; callers get this error
 	stop        *stop       // in progress
 	pushedLimit int64       // log limit that was sent to the supervisor last
@@ -91,7 +91,7 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	k, closed := l.kernels[id], l.goroutines.Closed()
+	k, closed := l.kernels.byID[id], l.goroutines.Closed()
 	look := k != nil && k.lookLocked()
 	l.mu.Unlock()
 	switch {
@@ -125,7 +125,7 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	l.folders.Lock()
 	defer l.folders.Unlock()
 	l.mu.Lock()
-	k, closed := l.kernels[id], l.goroutines.Closed()
+	k, closed := l.kernels.byID[id], l.goroutines.Closed()
 	l.mu.Unlock()
 	if closed {
 		return nil, false, errClosed

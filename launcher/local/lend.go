@@ -153,7 +153,7 @@ func (l *Launcher) promised(to *kernel) map[string]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := map[string]bool{}
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if k.waiting != nil && (to.rec.Job || !k.rec.Job) {
 			l.promisesLocked(k, list, all)
 		}
@@ -214,7 +214,7 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 		return
 	}
 	if before == nil {
-		l.setEndLocked(k, nil)
+		l.kernels.setEnd(k, nil)
 		k.supervisor.HasStatus, k.supervisor.Unsupported, k.pushedLimit = false, "", 0
 		k.supervisor.LeaveLocked()
 	}
@@ -265,7 +265,7 @@ func (l *Launcher) lend() {
 func (l *Launcher) inTurn() (all []*kernel) {
 	since := map[*kernel]time.Time{}
 	l.mu.Lock()
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if k.waiting != nil {
 			all = append(all, k)
 			since[k] = k.waiting.Since

@@ -173,7 +173,7 @@ func TestLend_Job(t *testing.T) {
 	}
 	job, other := &kernel{rec: record{Job: true, Want: new(devices.Want)}}, &kernel{rec: record{Want: new(devices.Want)}}
 	waits := &Launcher{ctx: t.Context(), listed: l.listed, timing: realTiming(),
-		ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}
+		kernels: registry{ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}}
 	promised, promisedToJob := waits.promised(other), waits.promised(job)
 	if promised["GPU-b"] || !promisedToJob["GPU-b"] {
 		t.Errorf("a GPU for which a job waits is kept from another kernel: %v, from a job: %v", promised, promisedToJob)
@@ -314,7 +314,7 @@ func TestLend_OtherGateway(t *testing.T) {
 				poll.Until(t, "the end is known", func() bool {
 					l.mu.Lock()
 					defer l.mu.Unlock()
-					return l.kernels[id(2)].end != nil
+					return l.kernels.byID[id(2)].end != nil
 				})
 				if _, err := other.Revive(t.Context(), id(2)); err != nil {
 					t.Fatal(err)

@@ -94,8 +94,8 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 		return err
 	}
 	l.mu.Lock()
-	sums := l.sums.For(start)
-	ended := slices.Collect(maps.Keys(l.ended))
+	sums := l.kernels.sums.For(start)
+	ended := slices.Collect(maps.Keys(l.kernels.ended))
 	l.mu.Unlock()
 	again, err := l.startedAgain(ctx, ended, start.ID)
 	if err != nil {
@@ -130,7 +130,7 @@ func (l *Launcher) decideByFolders(ctx context.Context, start launcher.Held) err
 	var living []launcher.Held
 	unchecked := map[string]*kernel{}
 	l.mu.Lock()
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if k.summed && k.id != start.ID {
 			h := heldBy(k.rec)
 			k.supervisor.HeldLocked(&h)
@@ -138,7 +138,7 @@ func (l *Launcher) decideByFolders(ctx context.Context, start launcher.Held) err
 			living, unchecked[k.id] = append(living, h), k
 		}
 	}
-	ended := slices.Collect(maps.Keys(l.ended))
+	ended := slices.Collect(maps.Keys(l.kernels.ended))
 	l.mu.Unlock()
 	again, err := l.startedAgain(ctx, ended, start.ID)
 	if err != nil {
@@ -185,31 +185,6 @@ func (l *Launcher) checkHeld(ctx context.Context, k *kernel, but string) (bool, 
 		return false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
 	return counts, nil
-}
-
-// sumLocked makes the launcher's sums agree with a kernel. It is called after each change of what they depend on:
-// addLocked and forgetLocked change which kernels there are, and setEndLocked which ones have ended.
-func (l *Launcher) sumLocked(k *kernel) {
-	here := l.kernels[k.id] == k
-	lives := here && k.end == nil
-	switch {
-	case lives && !k.summed:
-		l.sums.Add(heldBy(k.rec))
-	case !lives && k.summed:
-		l.sums.Remove(heldBy(k.rec))
-	}
-	k.summed = lives
-	if here && !lives {
-		l.ended[k] = struct{}{}
-	} else {
-		delete(l.ended, k)
-	}
-}
-
-// setEndLocked records that a kernel has ended; nil: it lives, or will be started.
-func (l *Launcher) setEndLocked(k *kernel, end *api.Ending) {
-	k.end = end
-	l.sumLocked(k)
 }
 
 // counts reports whether a kernel lives, is being started by any gateway, or is ending. A kernel that has ended does

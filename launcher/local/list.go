@@ -33,9 +33,9 @@ func (l *Launcher) list(ctx context.Context, wantedLocked func(*kernel) bool) ([
 		return nil, err
 	}
 	l.mu.Lock()
-	all := make([]launcher.Kernel, 0, len(l.ordered))
+	all := make([]launcher.Kernel, 0, len(l.kernels.ordered))
 	slow := map[int]*kernel{} // by place in all: a list has to wait for them, or to read a file
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if !wantedLocked(k) {
 			continue
 		}
@@ -86,7 +86,7 @@ func (l *Launcher) catchUp(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	var looks []*kernel
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if k.lookLocked() {
 			looks = append(looks, k)
 		}
@@ -101,40 +101,25 @@ func (l *Launcher) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// addLocked records a kernel, instead of an earlier one with its id, which is returned.
+// addLocked records a kernel and watches its folder. It returns an earlier one with the id, which is forgotten.
 func (l *Launcher) addLocked(k *kernel) (before *kernel) {
-	if before = l.kernels[k.id]; before != nil {
-		l.forgetLocked(before)
+	if before = l.kernels.add(k); before != nil {
+		l.unwatchLocked(before)
 	}
-	l.kernels[k.id] = k
-	i, _ := slices.BinarySearchFunc(l.ordered, k, byCreation)
-	l.ordered = slices.Insert(l.ordered, i, k)
-	l.sumLocked(k)
 	l.watchLocked(k)
 	return before
 }
 
 // forgetLocked removes a kernel from memory, if it is there.
 func (l *Launcher) forgetLocked(k *kernel) {
-	if l.kernels[k.id] != k {
-		return
+	if l.kernels.remove(k) {
+		l.unwatchLocked(k)
 	}
-	delete(l.kernels, k.id)
-	if i, found := slices.BinarySearchFunc(l.ordered, k, byCreation); found {
-		l.ordered = slices.Delete(l.ordered, i, i+1)
-	}
-	l.sumLocked(k)
-	l.unwatchLocked(k)
-}
-
-// byCreation is launcher.ByCreation for kernels of this launcher.
-func byCreation(a, b *kernel) int {
-	return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
 }
 
 // snapshot returns the kernels in memory, by creation.
 func (l *Launcher) snapshot() []*kernel {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Clone(l.ordered)
+	return slices.Clone(l.kernels.ordered)
 }

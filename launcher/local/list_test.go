@@ -109,7 +109,7 @@ func TestList_FromMemory(t *testing.T) {
 	if !l.changes.known {
 		t.Error("the next list would read the folder of all kernels")
 	}
-	for _, k := range l.ordered {
+	for _, k := range l.kernels.ordered {
 		if !l.inMemoryLocked(k) {
 			t.Errorf("the next list would look at the folder of kernel %s", k.id)
 		}

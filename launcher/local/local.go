@@ -171,12 +171,9 @@ type Launcher struct {
 
 	// Guarded by mu.
 	mu      sync.Mutex
-	kernels map[string]*kernel
-	ordered []*kernel            // by creation
-	sums    launcher.Sums        // of those of kernels that have not ended; see sumLocked
-	ended   map[*kernel]struct{} // the others
-	changes *changes             // nil: changes of folders are not reported
-	rescans uint64               // number of the last rescan
+	kernels registry
+	changes *changes // nil: changes of folders are not reported
+	rescans uint64   // number of the last rescan
 	culls   map[launcher.CullLabels]int64
 
 	warm        launcher.WarmLedger
@@ -222,7 +219,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
 		pool: pool, lends: make(chan struct{}, 1), warmTaken: make(chan struct{}, 1), listed: make(chan struct{}),
-		ctx: life, cancel: cancel, kernels: make(map[string]*kernel), ended: make(map[*kernel]struct{}),
+		ctx: life, cancel: cancel, kernels: newRegistry(),
 		warmStops:   map[string]*stop{},
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},

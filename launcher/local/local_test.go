@@ -98,7 +98,7 @@ func TestAdoption(t *testing.T) {
 	}
 	ps := processesOf(t, p, 0)
 	l.mu.Lock()
-	received := l.kernels[id(0)].supervisor.Status
+	received := l.kernels.byID[id(0)].supervisor.Status
 	l.mu.Unlock()
 	if received.PID != ps.Supervisor || received.KernelPID != ps.Kernel {
 		t.Errorf("noted %+v, received %+v", ps, received)

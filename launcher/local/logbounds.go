@@ -108,8 +108,8 @@ func (l *Launcher) measureDisk() {
 
 // logHoldersLocked returns the kernels that have a log or will have one, and their logs.
 func (l *Launcher) logHoldersLocked() (kernels []*kernel, holders []logHolder) {
-	kernels, holders = make([]*kernel, 0, len(l.ordered)), make([]logHolder, 0, len(l.ordered)+1)
-	for _, k := range l.ordered {
+	kernels, holders = make([]*kernel, 0, len(l.kernels.ordered)), make([]logHolder, 0, len(l.kernels.ordered)+1)
+	for _, k := range l.kernels.ordered {
 		if !k.livesLocked() && (k.gone != nil || !k.supervisor.Streaming) {
 			continue // its log vanished with its supervisor
 		}

@@ -172,7 +172,7 @@ func TestNewLimits_ManyStarts(t *testing.T) {
 				l.setLogBounds(&cfg)
 				k := l.newKernel(record{ID: id(n), Owner: cfg.Owner})
 				k.supervisor.Streaming, k.pushedLimit = true, cfg.LogLimit
-				l.ordered = append(l.ordered, k)
+				l.kernels.ordered = append(l.kernels.ordered, k)
 				shared := (n+1)%c.every == 0
 				if shared {
 					smaller, larger := l.newLimits()
@@ -182,7 +182,7 @@ func TestNewLimits_ManyStarts(t *testing.T) {
 					}
 				}
 				sum = 0
-				for _, k := range l.ordered {
+				for _, k := range l.kernels.ordered {
 					sum += k.pushedLimit
 				}
 				if sum > total && (room || shared) {

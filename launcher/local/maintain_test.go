@@ -47,7 +47,7 @@ func TestLogTotal(t *testing.T) {
 	limits := func() (all []int64) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		for _, k := range l.kernels {
+		for _, k := range l.kernels.byID {
 			all = append(all, k.supervisor.Status.LogLimit)
 		}
 		return all
@@ -109,7 +109,7 @@ func TestLogTotal_StartsInARow(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for n := range starts - 1 {
-			if !isNear(l.kernels[id(n)].supervisor.Status.LogLimit, total/(starts-1)) {
+			if !isNear(l.kernels.byID[id(n)].supervisor.Status.LogLimit, total/(starts-1)) {
 				return false
 			}
 		}
@@ -136,13 +136,13 @@ func TestLogTotal_BytesInUse(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		sum, limited := int64(0), 0
-		for _, k := range l.kernels {
+		for _, k := range l.kernels.byID {
 			sum += k.supervisor.Status.LogLimit
 			if k.supervisor.HasStatus {
 				limited++
 			}
 		}
-		first = l.kernels[id(0)].supervisor.Status
+		first = l.kernels.byID[id(0)].supervisor.Status
 		return sum <= total && limited == empty+1
 	}
 	eventually(t, "all logs are within the total", settled)
@@ -166,7 +166,7 @@ func TestLogTotal_Growth(t *testing.T) {
 	eventually(t, "users have halves, and the kernels of one a quarter", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		limit := func(n int) int64 { return l.kernels[id(n)].supervisor.Status.LogLimit }
+		limit := func(n int) int64 { return l.kernels.byID[id(n)].supervisor.Status.LogLimit }
 		return isNear(limit(0), total/2) && isNear(limit(1), total/4) && isNear(limit(2), total/4) &&
 			limit(0)+limit(1)+limit(2) <= total
 	})

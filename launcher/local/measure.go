@@ -19,7 +19,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	l.mu.Lock()
 	l.follower.MeasureLocked(&m)
 	m.Culls, m.GPUs = maps.Clone(l.culls), map[launcher.GPULabels]float64{}
-	for _, k := range l.kernels {
+	for _, k := range l.kernels.byID {
 		l.countGPUsLocked(k)
 		if held := k.gpusHeldLocked(); held > 0 {
 			m.GPUs[launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}] += held.Float()

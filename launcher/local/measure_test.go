@@ -120,7 +120,7 @@ func TestMeasure_GPUs(t *testing.T) {
 	p.mustStart(l, 1, "", flavored(flavor.Flavor{Name: "half", Replica: &flavor.Replica{Replicas: 2}}))
 	wait(t, l, 1, "idle", isIdle)
 	l.mu.Lock()
-	k := l.kernels[id(1)]
+	k := l.kernels.byID[id(1)]
 	l.mu.Unlock()
 	status := func(change func(*api.Status)) {
 		l.mu.Lock()

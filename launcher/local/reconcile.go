@@ -184,7 +184,7 @@ func (l *Launcher) remove(k *kernel) error {
 func (l *Launcher) markAlive(k *kernel) {
 	l.mu.Lock()
 	revived := k.end != nil
-	l.setEndLocked(k, nil)
+	l.kernels.setEnd(k, nil)
 	if revived {
 		k.supervisor.HasStatus, k.pushedLimit = false, 0
 		k.supervisor.LeaveLocked() // a stream that began before would not repeat the status
@@ -201,7 +201,7 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	l.mu.Lock()
 	was := k.end
 	l.countGPUsLocked(k)
-	l.setEndLocked(k, end)
+	l.kernels.setEnd(k, end)
 	k.supervisor.Unsupported, k.waiting = "", nil
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)
@@ -295,7 +295,7 @@ func (l *Launcher) compare(names []string) (unfollowed []string, missing []*kern
 	defer l.mu.Unlock()
 	l.rescans++
 	for _, name := range names {
-		k := l.kernels[name]
+		k := l.kernels.byID[name]
 		if k != nil {
 			k.seen = l.rescans
 		}
@@ -303,7 +303,7 @@ func (l *Launcher) compare(names []string) (unfollowed []string, missing []*kern
 			unfollowed = append(unfollowed, name)
 		}
 	}
-	for _, k := range l.kernels {
+	for _, k := range l.kernels.byID {
 		if k.seen != l.rescans {
 			missing = append(missing, k)
 		}
@@ -315,7 +315,7 @@ func (l *Launcher) compare(names []string) (unfollowed []string, missing []*kern
 // stream.
 func (l *Launcher) refresh(id string) error {
 	l.mu.Lock()
-	k := l.kernels[id]
+	k := l.kernels.byID[id]
 	followed := k != nil && !k.lookLocked()
 	l.mu.Unlock()
 	if followed {

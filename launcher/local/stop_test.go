@@ -113,7 +113,7 @@ func TestStop(t *testing.T) {
 	t.Run("the supervisor is stopped directly", func(t *testing.T) {
 		p.start(l, 4, "fine")
 		l.mu.Lock()
-		k := l.kernels[id(4)]
+		k := l.kernels.byID[id(4)]
 		l.mu.Unlock()
 		if err := l.client(k).Stop(t.Context(), "its client said so"); err != nil {
 			t.Fatal(err)

@@ -58,7 +58,7 @@ func countedByMemory(t *testing.T, l *Launcher) (ids []string) {
 	l.mu.Lock()
 	var sums launcher.Sums
 	var ended []*kernel
-	for _, k := range l.kernels {
+	for _, k := range l.kernels.byID {
 		if k.end == nil {
 			sums.Add(heldBy(k.rec))
 			ids = append(ids, k.id)
@@ -66,10 +66,10 @@ func countedByMemory(t *testing.T, l *Launcher) (ids []string) {
 			ended = append(ended, k)
 		}
 	}
-	if kept, counted := fmt.Sprintf("%+v", l.sums), fmt.Sprintf("%+v", sums); kept != counted {
+	if kept, counted := fmt.Sprintf("%+v", l.kernels.sums), fmt.Sprintf("%+v", sums); kept != counted {
 		t.Errorf("the sums are %s, and a count of all kernels is %s", kept, counted)
 	}
-	if kept := slices.Collect(maps.Keys(l.ended)); len(kept) != len(ended) ||
+	if kept := slices.Collect(maps.Keys(l.kernels.ended)); len(kept) != len(ended) ||
 		slices.ContainsFunc(ended, func(k *kernel) bool { return !slices.Contains(kept, k) }) {
 		t.Errorf("%d kernels are kept as ended, and %d have ended", len(kept), len(ended))
 	}

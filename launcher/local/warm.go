@@ -445,7 +445,7 @@ func (l *Launcher) finishClaim(e warmEntry, rec record) {
 	l.log.Warn("a kernel was taken and not given to its owner; it is ended", logkey.Kernel, e.ID)
 	k := l.newKernel(rec)
 	l.mu.Lock()
-	if known := l.kernels[e.ID]; known != nil {
+	if known := l.kernels.byID[e.ID]; known != nil {
 		k = known
 	}
 	l.mu.Unlock()
