@@ -21,7 +21,7 @@ import (
 // shippedPod returns the pod of a plain start of the shipped kernelspec python3.
 func shippedPod(t *testing.T) *corev1.Pod {
 	t.Helper()
-	text, err := os.ReadFile("kubernetes/base/kernelspecs/python3/kernel.json")
+	text, err := os.ReadFile("../kernelspecs/examples/python3/kernel.json")
 	if err != nil {
 		t.Fatal(err)
 	}
