@@ -414,7 +414,8 @@ func checkWaiting(t *testing.T, all map[string]*unstructured.Unstructured) {
 		}
 	}
 	pod := object[appsv1.DaemonSet](t, all, "DaemonSet ekg-kernels/ekg-pre-pull-gpu").Spec.Template.Spec
-	if len(pod.Containers) != 2 || pod.Containers[1].Image != "b" || pod.InitContainers[0].SecurityContext.RunAsUser == nil ||
+	if len(pod.Containers) != 2 || pod.Containers[1].Image != "b" ||
+		pod.InitContainers[0].SecurityContext.RunAsUser == nil ||
 		!maps.Equal(pod.NodeSelector, map[string]string{"gpu": "yes", "kubernetes.io/os": "linux"}) ||
 		len(pod.Tolerations) != 1 || *pod.RuntimeClassName != "nvidia" || pod.ImagePullSecrets[0].Name != "pull" {
 		t.Errorf("images: %+v", pod)

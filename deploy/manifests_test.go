@@ -410,7 +410,8 @@ func TestManifests_Kernelspecs(t *testing.T) {
 		err = yaml.Unmarshal(text, &values)
 	}
 	if err != nil || !reflect.DeepEqual(values.Kernelspecs.Specs, examples) {
-		t.Errorf("the chart's kernelspecs differ from kernelspecs/examples: %v\n%v\n%v", err, values.Kernelspecs.Specs, examples)
+		t.Errorf("the chart's kernelspecs differ from kernelspecs/examples: %v\n%v\n%v", err, values.Kernelspecs.Specs,
+			examples)
 	}
 	shipped := map[string]any{}
 	for file, text := range find[*corev1.ConfigMap](t, base, "ekg-kernelspecs").Data {

@@ -124,8 +124,8 @@ func (m *kernelModel) equal(o *kernelModel) bool {
 const modelsKept = time.Minute
 
 // modelTexts holds the texts of models as the owners of their kernels see them. Encoding a model takes longer than all
-// else that a list does with it. A text is used only for a model that equals the one that it was made of. So it is never
-// older than the list. It may be used concurrently.
+// else that a list does with it. A text is used only for a model that equals its own, so it is never older than the
+// list. It may be used concurrently.
 type modelTexts struct {
 	mu      sync.Mutex
 	now     map[string]*modelText // guarded by mu; by kernel

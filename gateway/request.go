@@ -105,8 +105,8 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 func (g *Gateway) noRoute(r *http.Request) error {
 	if under, inside := g.below(r.URL.EscapedPath()); inside && (under == "/scheduler" ||
 		strings.HasPrefix(under, "/scheduler/")) {
-		return refuse(http.StatusNotFound, "The gateway does not speak jupyter-scheduler's API. Its jobs are at %s/api/jobs. "+
-			"jupyter-ekg translates in a Jupyter server.", g.base)
+		return refuse(http.StatusNotFound, "The gateway does not speak jupyter-scheduler's API. Its jobs are at "+
+			"%s/api/jobs. jupyter-ekg translates in a Jupyter server.", g.base)
 	}
 	return refuse(http.StatusNotFound, "There is no such route.")
 }

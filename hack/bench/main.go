@@ -7,7 +7,7 @@
 //	go run -C hack/bench . -out FILE.json       also write the figures to this file, after each scenario
 //	go run -C hack/bench . -compare FILE.json   name every ratio that fell by more than 20 % since FILE.json, and exit 1
 //	go run -C hack/bench . -before DIR          also measure the ekg and ekg-supervisor in DIR, in the same rounds
-//	go run -C hack/bench . -docs                write docs/benchmarks.md and its picture from hack/bench/results.json again
+//	go run -C hack/bench . -docs                write docs/benchmarks.md and its picture from results.json again
 //
 // The peers are: direct, a client in C on libzmq without a gateway; ekg as it is installed; Enterprise Gateway; and
 // jupyter_server as a gateway. All use the fake kernel of launcher/launchertest. In each round of a scenario every peer

@@ -17,9 +17,9 @@ var (
 )
 
 // DecodeYAML decodes the one document of an operator's file, such as the flavors or the policy, into the value that v
-// points to. A key that is absent leaves the value unchanged. Unknown and repeated keys, wrong types and second documents
-// are problems. root is the document, for LineOf; nil for an empty file. Each problem begins with its line, as in
-// "3: unknown key x".
+// points to. A key that is absent leaves the value unchanged. Unknown and repeated keys, wrong types and second
+// documents are problems. root is the document, for LineOf; nil for an empty file. Each problem begins with its line,
+// as in "3: unknown key x".
 func DecodeYAML(data []byte, v any) (root *yaml.Node, problems []string) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	dec.KnownFields(true)

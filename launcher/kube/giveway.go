@@ -22,10 +22,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Warm kernels hold GPUs only while no kernel waits for them. A warm kernel becomes a kernel, so its pod has the priority
-// of kernels, and the scheduler does not remove it. The reaper does. It looks for pods of kernels for which the scheduler
-// finds too few GPUs. launcher.GiveWay decides which warm kernels end for such a pod. While the pod waits, no warm kernel
-// is created that asks for the same GPUs. A warm pod that waits for the same GPUs is deleted.
+// Warm kernels hold GPUs only while no kernel waits for them. A warm kernel becomes a kernel, so its pod has the
+// priority of kernels, and the scheduler does not remove it. The reaper does. It looks for pods of kernels for which
+// the scheduler finds too few GPUs. launcher.GiveWay decides which warm kernels end for such a pod. While the pod
+// waits, no warm kernel is created that asks for the same GPUs. A warm pod that waits for the same GPUs is deleted.
 
 const (
 	// giveWayGrace is the grace period of such a pod in seconds: a kernel waits for its GPUs.

@@ -448,8 +448,8 @@ func TestLend_Shares(t *testing.T) {
 	if !strings.HasPrefix(k.Reason, waitsForOne) || k.Flavor != "t4" {
 		t.Errorf("a kernel that wants a GPU for itself is %+v", k)
 	}
-	if k := p.mustStart(l, 4, "", halves); !strings.Contains(k.Reason, "it waits for 0.5 of a GPU: 0 of 2 are held by other "+
-		"kernels, and kernels that have waited for longer get 2") {
+	if k := p.mustStart(l, 4, "", halves); !strings.Contains(k.Reason, "it waits for 0.5 of a GPU: 0 of 2 are held by "+
+		"other kernels, and kernels that have waited for longer get 2") {
 		t.Errorf("one that comes later is %+v", k)
 	}
 	if err := l.Stop(t.Context(), id(1), "enough"); err != nil {

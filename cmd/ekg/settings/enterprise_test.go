@@ -23,7 +23,8 @@ func TestLoad_Migrated(t *testing.T) {
 			t.Fatal(err)
 		}
 		// An installation of Enterprise Gateway has no source of users.
-		users := strings.Contains("\n"+string(text), "\nauthorized-user:") || strings.Contains(string(text), "\nunauthorized-user:")
+		users := strings.Contains("\n"+string(text), "\nauthorized-user:") ||
+			strings.Contains(string(text), "\nunauthorized-user:")
 		_, err = Load(Sources{
 			Flags: func(name string) ([]string, bool) {
 				return []string{path}, name == "config" || name == "users-file" && users
