@@ -9,13 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // wantAccess holds the access of each route. It repeats the routes table, so that a new or changed route is noticed.
-var wantAccess = map[string]access{
+var wantAccess = map[string]kernels.Access{
 	"GET /": public, "GET /page/{file}": public,
 	"GET /healthz": public, "GET /readyz": public, "GET /api": public,
 	"POST /api/security/csp-report": public,
@@ -44,7 +45,7 @@ var wantAccess = map[string]access{
 }
 
 // rightOf holds what each user may do with ann's kernel.
-var rightOf = map[string]access{
+var rightOf = map[string]kernels.Access{
 	"ann": ownKernel, "root": ownKernel, "uma": useKernel, "rita": readKernel, "bob": anyUser,
 	"stranger": public, "": public,
 }
@@ -125,9 +126,9 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 // accessRequest is one request of TestAccess_UserRouteMethod.
 type accessRequest struct {
 	method, pattern, path string
-	need                  access // undecided if the pattern has no such method
-	open                  bool   // the pattern needs no token
-	user, place           string // whose token is in which of tokenPlaces
+	need                  kernels.Access // undecided if the pattern has no such method
+	open                  bool           // the pattern needs no token
+	user, place           string         // whose token is in which of tokenPlaces
 }
 
 func (a accessRequest) String() string {
@@ -135,7 +136,7 @@ func (a accessRequest) String() string {
 }
 
 // right returns what the request's credential allows with ann's kernel. A cookie is no credential.
-func (a accessRequest) right() access {
+func (a accessRequest) right() kernels.Access {
 	if a.place == "cookie" {
 		return public
 	}
@@ -156,7 +157,7 @@ func (a accessRequest) refusal() int {
 		return 403
 	case a.need == undecided:
 		return 405
-	case a.need.ofKernel() && a.right() < readKernel, a.ofJob() && a.right() < ownKernel:
+	case a.need.OfKernel() && a.right() < readKernel, a.ofJob() && a.right() < ownKernel:
 		return 404 // the job and the definition are ann's, too
 	case a.right() < a.need:
 		return 403
@@ -289,7 +290,8 @@ func TestNew_RoutesSayWhoMayAsk(t *testing.T) {
 			t.Errorf("%s with %d is served", rt.pattern, rt.access)
 		}
 	}
-	o := Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard, Token: "x", Users: awayUsers{}}
+	o := Options{Options: kernels.Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard}, Token: "x",
+		Users: awayUsers{}}
 	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "Token: contradicts Users") {
 		t.Errorf("a token beside users: %v", err)
 	}

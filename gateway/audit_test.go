@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
@@ -318,15 +319,17 @@ func (f *flaky) Write(b []byte) (int, error) {
 // A failure of the audit log is logged once and counted each time. Requests are served all the same.
 func TestAudit_Broken(t *testing.T) {
 	disk, log := &flaky{full: true}, &transcript.Buffer{}
-	a := &audit{to: disk, metrics: metrics.New("1"), log: slog.New(slog.NewTextHandler(log, nil))}
+	counted := metrics.New("1")
+	o := kernels.Options{Audit: disk, Metrics: counted, Log: slog.New(slog.NewTextHandler(log, nil))}
+	a := kernels.New(o, nil).Audit()
 	for range 3 {
-		a.write(auditEntry{Action: "stop"})
+		a.Write(kernels.Entry{Action: "stop"})
 	}
 	disk.full = false
 	for range 2 {
-		a.write(auditEntry{Action: "stop"})
+		a.Write(kernels.Entry{Action: "stop"})
 	}
-	wantSeries(t, scrape(t, a.metrics), map[string]string{"ekg_audit_failures_total": "3"})
+	wantSeries(t, scrape(t, counted), map[string]string{"ekg_audit_failures_total": "3"})
 	if text := log.String(); strings.Count(text, "cannot be written") != 1 ||
 		strings.Count(text, "is written again") != 1 || disk.lines != 2 {
 		t.Errorf("%d lines were written, and said\n%s", disk.lines, text)
@@ -345,7 +348,7 @@ func TestAudit_Flood(t *testing.T) {
 	g.reportHeld()
 	lines, others := 0, 0
 	for line := range strings.Lines(audit.String()) {
-		var e auditEntry
+		var e kernels.Entry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 )
 
 // credential is the token of the gateway's only owner. It is compared as a hash, which takes the same time for any text
@@ -65,31 +66,31 @@ var errNoToken = refuse(http.StatusForbidden, "Forbidden: the request has no val
 // authenticate identifies the caller by the request's token: a ?token= that is not empty, as in Jupyter Server, else
 // the Authorization header. With authentication off all credentials are ignored, also the "token " without a token that
 // Jupyter Server then sends.
-func (g *Gateway) authenticate(r *http.Request) (caller, error) {
+func (g *Gateway) authenticate(r *call) (kernels.Caller, error) {
 	var sent string
-	if tokens := sentTokens(r); len(tokens) > 0 {
+	if tokens := sentTokens(r.Request); len(tokens) > 0 {
 		sent = tokens[0]
 	}
 	if g.opts.Users == nil {
 		if !g.token.set || sent != "" && g.token.equals(sent) {
-			return soleOwner(), nil
+			return kernels.SoleOwner(), nil
 		}
-		return caller{}, errNoToken
+		return kernels.Caller{}, errNoToken
 	}
-	user, err := g.opts.Users.Identify(identity.From(r.Context(), (&call{Request: r}).remote()), sent)
+	user, err := g.opts.Users.Identify(identity.From(r.Context(), r.Remote), sent)
 	switch {
 	case errors.Is(err, identity.ErrTooMany):
 		p := refuse(http.StatusTooManyRequests, "Too many unknown tokens of your address are being verified. Try again.")
 		p.retry = tokenAgain
-		return caller{}, p.by(tokenCheck)
+		return kernels.Caller{}, p.by(tokenCheck)
 	case errors.Is(err, identity.ErrUnknown):
-		return caller{}, errNoToken
+		return kernels.Caller{}, errNoToken
 	case err != nil:
 		// Never 403: the token may be valid, and clients give up after a 403.
-		return caller{}, &problem{status: http.StatusServiceUnavailable, err: err,
+		return kernels.Caller{}, &problem{status: http.StatusServiceUnavailable, err: err,
 			message: "The user of this token cannot be verified at the moment. Try again."}
 	}
-	return caller{User: user, token: sent, has: ownKernel}, nil
+	return kernels.Caller{User: user, Token: sent, Has: ownKernel}, nil
 }
 
 // sentTokens returns the tokens in a request, the one that counts first.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
@@ -74,9 +75,10 @@ func (l *localBench) open(b *testing.B, supervisor string) *local.Launcher {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = launcher.Close() })
-	g, err := New(Options{Launcher: launcher, Log: slog.New(slog.DiscardHandler), Token: testToken,
-		StartWait: DefaultStartWait, Specs: &specDir{specs: []kernelspecs.Spec{{Name: "python3", Language: "fake",
-			Argv: []string{l.kernel, "-f", "{connection_file}"}, InterruptMode: "signal"}}}})
+	specs := []kernelspecs.Spec{{Name: "python3", Language: "fake",
+		Argv: []string{l.kernel, "-f", "{connection_file}"}, InterruptMode: "signal"}}
+	g, err := New(Options{Token: testToken, Options: kernels.Options{Launcher: launcher,
+		Log: slog.New(slog.DiscardHandler), StartWait: kernels.DefaultStartWait, Specs: &specDir{specs: specs}}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -84,7 +85,7 @@ func (g *Gateway) listDefinitions(w http.ResponseWriter, r *call) error {
 	}
 	name := r.URL.Query().Get("name")
 	list, err := manager.Definitions(r.Context(), func(d *jobs.Definition) bool {
-		return r.who.owns(d.Owner) && strings.HasPrefix(d.Name, name)
+		return r.Who.Owns(d.Owner) && strings.HasPrefix(d.Name, name)
 	})
 	if err != nil {
 		return definitionProblem(err)
@@ -102,10 +103,10 @@ func (g *Gateway) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) 
 	switch {
 	case err != nil:
 		return nil, jobs.Definition{}, definitionProblem(err)
-	case !r.who.owns(d.Owner):
-		return nil, jobs.Definition{}, refuse(http.StatusNotFound, noDefinition).by(accessCheck)
+	case !r.Who.Owns(d.Owner):
+		return nil, jobs.Definition{}, refuse(http.StatusNotFound, noDefinition).by(kernels.AccessCheck)
 	}
-	r.spec = d.Kernelspec
+	r.Spec = d.Kernelspec
 	return manager, d, nil
 }
 
@@ -167,14 +168,20 @@ func (g *Gateway) changedSubmission(
 	if err != nil {
 		return sub, err
 	}
-	var merged, start object
-	if err := errors.Join(json.Unmarshal(template, &merged), json.Unmarshal(sub.Start, &start)); err != nil {
+	start, err := json.Marshal(sub.Start)
+	if err != nil {
 		return sub, err
 	}
-	merged["notebook"], merged["env"] = sub.Notebook, start["env"]
+	var merged, wish object
+	if err := errors.Join(json.Unmarshal(template, &merged), json.Unmarshal(start, &wish)); err != nil {
+		return sub, err
+	}
+	merged["notebook"] = sub.Notebook
 	delete(merged, "flavor") // the default flavor may have changed
-	if raw, there := start["flavor"]; there {
-		merged["flavor"] = raw
+	for _, member := range []string{"flavor", "env"} {
+		if raw, there := wish[member]; there {
+			merged[member] = raw
+		}
 	}
 	for member, raw := range body {
 		merged[member] = raw
@@ -186,7 +193,7 @@ func (g *Gateway) changedSubmission(
 func (g *Gateway) deleteDefinition(w http.ResponseWriter, r *call) error {
 	manager, d, err := g.definitionOf(r)
 	switch {
-	case errors.Is(err, launcher.ErrRecordDamaged) && r.who.mayRemoveDamaged():
+	case errors.Is(err, launcher.ErrRecordDamaged) && r.Who.SeesAll():
 		err = g.jobs.RemoveDamagedDefinition(r.Context(), r.PathValue("definition"))
 	case err != nil:
 		return err

@@ -12,28 +12,17 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 )
 
 // statusClientGone is the status in logs of a request whose client did not wait for the answer.
 const statusClientGone = 499
 
-// unreachable is the message for a supervisor that does not answer.
-const unreachable = "The kernel's supervisor cannot be reached at the moment. Try again."
-
-// maxRepeated bounds the bytes of a client's text in a message. As JSON a byte may become six.
-const maxRepeated = 200
-
-// Checks that may refuse a request, by their names in the audit log.
+// Checks of package gateway that may refuse a request, by their names in the audit log. Package kernels has the others.
 const (
-	tokenCheck      = "token"
-	originCheck     = "origin"
-	hostCheck       = "host"
-	accessCheck     = "access"     // the kernel belongs to another user, or the kernelspec is for others
-	limitCheck      = "limit"      // on kernels, starts or connections
-	launcherCheck   = "launcher"   // the kernelspec or the request asks for something that is not allowed
-	supervisorCheck = "supervisor" // of the kernel's supervisor
+	tokenCheck  = "token"
+	originCheck = "origin"
+	hostCheck   = "host"
 )
 
 // problem is an error with the answer the client gets for it.
@@ -67,56 +56,36 @@ func (p *problem) by(check string) *problem {
 	return p
 }
 
+// statusOf has the status of each class of errors.
+var statusOf = map[kernels.Class]int{
+	kernels.Internal:    http.StatusInternalServerError,
+	kernels.Invalid:     http.StatusBadRequest,
+	kernels.Forbidden:   http.StatusForbidden,
+	kernels.NotFound:    http.StatusNotFound,
+	kernels.Conflict:    http.StatusConflict,
+	kernels.TooMany:     http.StatusTooManyRequests,
+	kernels.Unavailable: http.StatusServiceUnavailable,
+}
+
 // problemOf decides which error becomes which status. No other function does.
 func problemOf(r *call, err error) *problem {
 	var p *problem
-	var failed *launcher.FailedError
-	var refused *launcher.RefusedError
-	var limit *launcher.LimitError
-	var gone *launcher.GoneError
-	var unsupported *launcher.UnsupportedError
-	var undelivered *undeliveredError
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &p):
 		return p
 	case r.Context().Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, r.Context().Err())):
 		return &problem{status: statusClientGone, err: err}
-	case errors.As(err, &unsupported): // an undeliveredError may wrap it
-		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel cannot be reached", err: err,
-			message: fold("This gateway cannot speak to the kernel: " + unsupported.Reason + ".")}
-	case errors.As(err, &undelivered):
-		// Before the launcher's errors, which it may wrap: the error of a dial does not decide whether a kernel exists.
-		return &problem{status: http.StatusServiceUnavailable, err: err, message: unreachable}
-	case errors.As(err, &failed):
-		// Jupyter Server passes on both message and reason, in this order. So only the message says why.
-		return &problem{status: http.StatusInternalServerError, reason: "Kernel failed to start",
-			message: fold(failed.Reason)}
-	case errors.As(err, &refused):
-		return &problem{status: http.StatusForbidden, message: fold(refused.Reason), check: launcherCheck}
-	case errors.As(err, &limit):
-		// 403 as in Enterprise Gateway, not 429: to repeat the request does not help.
-		return &problem{status: http.StatusForbidden, message: fold(limit.Reason), check: limitCheck}
-	case errors.As(err, &gone) && r.who.owns(gone.Owner):
-		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it ended at %s: %s",
-			gone.ID, api.Timestamp(gone.At), gone.Reason)
-	case errors.Is(err, errHidden):
-		return problemOf(r, launcher.ErrNotFound).by(accessCheck)
-	case errors.Is(err, launcher.ErrNotFound):
-		if id := r.PathValue("id"); id != "" {
-			return refuse(http.StatusNotFound, "Kernel does not exist: %s", shorten(id, maxRepeated))
-		}
-		return refuse(http.StatusNotFound, "The kernel does not exist any more.")
-	case errors.Is(err, launcher.ErrConflict):
-		return refuse(http.StatusConflict, "The kernel id is in use by another kernel.")
-	case errors.Is(err, launcher.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-		return &problem{status: http.StatusServiceUnavailable, err: err,
-			message: "The state of the kernel is not known at the moment. Try again."}
 	case errors.As(err, &tooLarge):
 		return refuse(http.StatusRequestEntityTooLarge, "The body is larger than %d bytes.", tooLarge.Limit)
 	}
-	return &problem{status: http.StatusInternalServerError, err: err,
-		message: "Internal error of the gateway; see its log."}
+	refusal := kernels.RefusalOf(r.Who, r.PathValue("id"), err)
+	p = &problem{status: statusOf[refusal.Class], reason: refusal.Reason, message: refusal.Message,
+		retry: refusal.Retry, check: refusal.Check, err: refusal.Err}
+	if refusal.Long {
+		p.message = fold(p.message)
+	}
+	return p
 }
 
 // errorBody is the body of every error.
@@ -139,7 +108,7 @@ func (g *Gateway) writeProblem(w *response, p *problem) {
 		body.Short = body.Message
 	}
 	if p.retry > 0 {
-		w.Header().Set("Retry-After", fmt.Sprint(int(roundUp(p.retry).Seconds())))
+		w.Header().Set("Retry-After", fmt.Sprint(int(kernels.RoundUp(p.retry).Seconds())))
 	}
 	if err := writeJSON(w, p.status, body); err != nil {
 		w.problem = errors.Join(p, err)
@@ -209,15 +178,6 @@ type unwritten struct{ err error }
 func (u *unwritten) Error() string { return "write the answer: " + u.err.Error() }
 func (u *unwritten) Unwrap() error { return u.err }
 
-// shorten returns at most n bytes of a text, whole characters only.
-func shorten(text string, n int) string {
-	text = strings.ToValidUTF8(text, "\uFFFD")
-	if len(text) <= n {
-		return text
-	}
-	return strings.ToValidUTF8(text[:n], "")
-}
-
 // messageWidth is the longest line of a message, in characters, unless a single word is longer.
 const messageWidth = 80
 
@@ -240,9 +200,4 @@ func fold(text string) string {
 		width += n
 	}
 	return b.String()
-}
-
-// roundUp rounds a time up to whole seconds, as Retry-After needs them.
-func roundUp(d time.Duration) time.Duration {
-	return (d + time.Second - 1).Truncate(time.Second)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -71,7 +72,7 @@ func (g *Gateway) getEvents(w http.ResponseWriter, r *call) error {
 			<-ended // so that it no longer touches the connection
 		}
 	}()
-	s := &eventStream{g: g, who: r.who, known: map[string]uint64{},
+	s := &eventStream{g: g, who: r.Who, known: map[string]uint64{},
 		send: func(b []byte) error { return pass(c.Context(), rc, w, b) }}
 	if err := s.run(c.Context(), first); err != nil && r.Context().Err() == nil {
 		return err
@@ -97,7 +98,7 @@ func newFeed() *feed {
 
 // read returns a listing that is a little younger than g.eventsEvery. An error is remembered as long.
 func (f *feed) read(ctx context.Context, g *Gateway) (*listing, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
+	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
 	select {
 	case <-f.turn:
@@ -140,8 +141,8 @@ func newListing(kernels []launcher.Kernel) *listing {
 }
 
 // modelsFor returns the models of the kernels that the caller sees. Callers who see everything read the same texts.
-func (l *listing) modelsFor(g *Gateway, who caller) ([]*modelText, error) {
-	if !who.seesAll() {
+func (l *listing) modelsFor(g *Gateway, who kernels.Caller) ([]*modelText, error) {
+	if !who.SeesAll() {
 		return g.textsFor(who, l.kernels)
 	}
 	l.once.Do(func() { l.all, l.err = g.textsFor(who, l.kernels) })
@@ -151,7 +152,7 @@ func (l *listing) modelsFor(g *Gateway, who caller) ([]*modelText, error) {
 // eventStream is one client's stream. It is owned by the request's handler.
 type eventStream struct {
 	g    *Gateway
-	who  caller
+	who  kernels.Caller
 	send func([]byte) error // returns when the client's connection has taken the bytes
 
 	known  map[string]uint64 // what the client knows: the hash of each model, by id
@@ -207,7 +208,7 @@ func (s *eventStream) next(ctx context.Context) (sent bool, err error) {
 		return false, nil
 	}
 	s.broken = true
-	p := problemOf(&call{Request: (&http.Request{}).WithContext(ctx), who: s.who}, err)
+	p := problemOf(&call{Request: (&http.Request{}).WithContext(ctx), Act: kernels.Act{Who: s.who}}, err)
 	text, err := json.Marshal(errorBody{Reason: http.StatusText(p.status), Message: p.message})
 	if err != nil {
 		return false, err

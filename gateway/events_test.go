@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -291,10 +292,10 @@ func TestEvents_BoundsAndEnds(t *testing.T) {
 func TestEvents_SlowClient(t *testing.T) {
 	g := startGateway(t, nil)
 	fastEvents(g)
-	kernels := manyKernels(3000)
-	g.fake.list = func() ([]launcher.Kernel, error) { return slices.Clone(kernels), nil }
+	listed := manyKernels(3000)
+	g.fake.list = func() ([]launcher.Kernel, error) { return slices.Clone(listed), nil }
 	take, sent := make(chan struct{}), make(chan string)
-	s := &eventStream{g: g.Gateway, who: soleOwner(), known: map[string]uint64{}, send: func(b []byte) error {
+	s := &eventStream{g: g.Gateway, who: kernels.SoleOwner(), known: map[string]uint64{}, send: func(b []byte) error {
 		sent <- string(b)
 		<-take
 		return nil
@@ -320,9 +321,9 @@ func TestEvents_SlowClient(t *testing.T) {
 		t.Errorf("the first update has %d kernels", n)
 	}
 	for i := range 50 { // states between updates are never sent
-		kernels[7].Reason = fmt.Sprint("state ", i)
+		listed[7].Reason = fmt.Sprint("state ", i)
 	}
-	kernels = kernels[:2999]
+	listed = listed[:2999]
 	g.feed.at = time.Time{}
 	second := next("second")
 	if strings.Count(second, `{"id":`) != 1 || !strings.Contains(second, "state 49") ||
@@ -353,7 +354,7 @@ func BenchmarkEvents_Update(b *testing.B) {
 	for i := range 50 {
 		changed[i*100].State = api.Busy
 	}
-	users := map[string]caller{"sole": soleOwner(), "user": {has: ownKernel}}
+	users := map[string]kernels.Caller{"sole": kernels.SoleOwner(), "user": {Has: ownKernel}}
 	for name, who := range users {
 		who.Name = "user7"
 		b.Run(name, func(b *testing.B) {
@@ -379,7 +380,7 @@ func BenchmarkEvents_Update(b *testing.B) {
 	b.Run("list", func(b *testing.B) { // once a second for all streams together
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := newListing(old).modelsFor(g.Gateway, soleOwner()); err != nil {
+			if _, err := newListing(old).modelsFor(g.Gateway, kernels.SoleOwner()); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -3,9 +3,11 @@ package gateway
 import (
 	"encoding/json"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -191,30 +193,17 @@ func TestFlavors_AsSpecs(t *testing.T) {
 	}
 }
 
-func TestHasFlavor(t *testing.T) {
-	const large = `"ekg": {"image": "x", "resources": {"limits": {"memory": "4Gi"}}, "env": [{"name": "A", "value": "b"}]}`
-	for metadata, want := range map[string]bool{
-		``: false, `{}`: false, `{"flavor": "t4"}`: false, `{` + large + `}`: false,
-		`{"ekg": {"flavor": "t4"}}`: true, `{"ekg": {"\u0066lavor": "t4"}}`: true, `{"\u0065kg": {"flavor": "t4"}}`: true,
-	} {
-		if got := hasFlavor(kernelspecs.Spec{Metadata: json.RawMessage(metadata)}); got != want {
-			t.Errorf("%s: %v", metadata, got)
-		}
-	}
-	spec := kernelspecs.Spec{Metadata: json.RawMessage(`{` + large + `}`)}
-	if n := testing.AllocsPerRun(10, func() { hasFlavor(spec) }); n > 0 {
-		t.Errorf("%v allocations for each kernel of a list", n)
-	}
-}
-
 // A definition whose flavor is its kernelspec's keeps that when something else is changed. A chosen flavor stays, too.
 func TestFlavors_OfDefinition(t *testing.T) {
 	g := startUserGateway(t, withFlavors)
-	for _, tt := range []struct{ chosen, patch, flavor, start string }{
-		{"", `{"name":"b"}`, "t4", `{"env":{},"name":"own"}`},
-		{`,"flavor":"quarter"`, `{"name":"b"}`, "quarter", `{"env":{},"flavor":"quarter","name":"own"}`},
-		{"", `{"flavor":"quarter"}`, "quarter", `{"env":{},"flavor":"quarter","name":"own"}`},
-		{"", `{"kernelspec":"python3"}`, "", `{"env":{},"name":"python3"}`},
+	for _, tt := range []struct {
+		chosen, patch, flavor string
+		start                 kernels.Wish
+	}{
+		{"", `{"name":"b"}`, "t4", kernels.Wish{Name: "own"}},
+		{`,"flavor":"quarter"`, `{"name":"b"}`, "quarter", kernels.Wish{Name: "own", Flavor: "quarter"}},
+		{"", `{"flavor":"quarter"}`, "quarter", kernels.Wish{Name: "own", Flavor: "quarter"}},
+		{"", `{"kernelspec":"python3"}`, "", kernels.Wish{Name: "python3"}},
 	} {
 		made := g.do("POST", "/api/jobs/definitions", `{"kernelspec":"own"`+tt.chosen+
 			`,"notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[]}}`, as("ann")).want(t, 201, "own")
@@ -224,8 +213,8 @@ func TestFlavors_OfDefinition(t *testing.T) {
 			t.Errorf("%s: %s, want the flavor %q", tt.patch, changed.body, tt.flavor)
 		}
 		sub, err := g.jobs.DefinitionSubmission(t.Context(), path[strings.LastIndex(path, "/")+1:])
-		if err != nil || string(sub.Start) != tt.start {
-			t.Errorf("%s: the start is %s, %v; want %s", tt.patch, sub.Start, err, tt.start)
+		if err != nil || !reflect.DeepEqual(sub.Start, tt.start) {
+			t.Errorf("%s: the start is %+v, %v; want %+v", tt.patch, sub.Start, err, tt.start)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -148,7 +150,7 @@ func (x *fuzzed) logged(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(x.audit.Take()) {
-		var e auditEntry
+		var e kernels.Entry
 		d := json.NewDecoder(strings.NewReader(line))
 		d.DisallowUnknownFields()
 		if err := d.Decode(&e); err != nil || e.Action == "" || e.Outcome == "" {
@@ -157,6 +159,8 @@ func (x *fuzzed) logged(t *testing.T) {
 	}
 }
 
+var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
 // stored checks that the launcher got only what a client may request, and that all it keeps is bounded.
 func (x *fuzzed) stored(t *testing.T) {
 	for _, req := range x.fake.requests() {
@@ -164,7 +168,7 @@ func (x *fuzzed) stored(t *testing.T) {
 			t.Errorf("the launcher got %+v", req)
 		}
 		for name, value := range req.Env {
-			if !envName.MatchString(name) || !strings.HasPrefix(name, "KERNEL_") && name != "EXTRA" ||
+			if !validName.MatchString(name) || !strings.HasPrefix(name, "KERNEL_") && name != "EXTRA" ||
 				strings.ContainsRune(value, 0) || !utf8.ValidString(value) {
 				t.Errorf("variable %q is %q", name, value)
 			}

@@ -1,13 +1,13 @@
 // Package gateway is the HTTP edge of ekg. It serves Jupyter's REST and websocket protocol for the kernels of a
-// launcher.Launcher. It checks who asks and from where. It answers requests about several kernels itself: lists,
-// sessions, kernelspecs and starts. It forwards requests about one kernel to the kernel's supervisor. It understands no
-// kernel message. It stores nothing that the launcher does not have, so any number of gateways may serve the same
-// kernels.
+// launcher.Launcher. It checks who asks and from where, and reads and writes bodies. Package kernels decides about
+// kernels, and starts and ends them. The gateway answers requests about several kernels itself: lists, sessions,
+// kernelspecs and starts. It forwards requests about one kernel to the kernel's supervisor. It understands no kernel
+// message. It stores nothing that the launcher does not have, so any number of gateways may serve the same kernels.
 //
 // cmd/ekg makes a Gateway with New and serves its Handler. Begin with routes.go, which lists all routes with the access
 // that each needs. request.go follows a request from its arrival to its answer, and access.go checks its access before
-// a handler runs. start.go starts kernels. proxy.go forwards REST requests, and websocket.go forwards websockets.
-// errors.go turns errors into HTTP statuses.
+// a handler runs. wish.go reads what a start asks for. proxy.go forwards REST requests, and websocket.go forwards
+// websockets. errors.go turns errors into HTTP statuses.
 //
 // Goroutines: New starts none, and Drain ends all that are left. A websocket has those of package channels, and a
 // stream of events has one for its last write; their handlers wait for them. A reader of a log has a timer that ends
@@ -29,7 +29,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
-	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -49,21 +49,17 @@ const (
 type Gateway struct {
 	// Fixed after New.
 	opts      Options
+	kernels   *kernels.Service
 	log       *slog.Logger
 	base      string // "" or "/prefix"
 	token     credential
 	origins   map[string]bool
 	hosts     map[string]bool
-	clientEnv map[string]bool
 	resources []*resource
-	starts    *limits.Rate
-	lookups   *limits.Rate // of kernels that the launcher does not know
 	transport *http.Transport
 	metrics   *metrics.Metrics
-	rooms     rooms
 	feed      *feed
 	texts     modelTexts
-	audit     *audit
 	started   time.Time
 
 	// Fixed; constants, but in tests.
@@ -78,29 +74,28 @@ type Gateway struct {
 	ready        atomic.Bool
 	refusals     identity.Ration // of lines about requests without a known user
 	lobby        *channels.Lobby
-	websockets   *channels.Registry[caller]
-	logReaders   *channels.Registry[caller]
-	eventReaders *channels.Registry[caller] // of no kernel
-	pending      pendingStarts
+	websockets   *channels.Registry[kernels.Caller]
+	logReaders   *channels.Registry[kernels.Caller]
+	eventReaders *channels.Registry[kernels.Caller] // of no kernel
 	paths        pathLocks
 	jobs         *jobs.Manager // nil: there are none
 }
 
-// New builds a gateway that is not ready yet (see SetReady). The error of a bad option is an *OptionError.
+// New builds a gateway that is not ready yet (see SetReady). The error of a bad option is a *kernels.OptionError.
 func New(o Options) (*Gateway, error) {
 	switch {
 	case o.Launcher == nil:
-		return nil, wrongOption("Launcher", "is missing")
+		return nil, kernels.WrongOption("Launcher", "is missing")
 	case o.Specs == nil:
-		return nil, wrongOption("Specs", "is missing")
+		return nil, kernels.WrongOption("Specs", "is missing")
 	case o.Log == nil:
-		return nil, wrongOption("Log", "is missing")
+		return nil, kernels.WrongOption("Log", "is missing")
 	}
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	if o.Token == "" && o.Users == nil && slices.Contains(o.AllowOrigins, AnyOrigin) {
-		return nil, wrongOption("AllowOrigins", "%q needs a token: without one, any page could run code", AnyOrigin)
+		return nil, kernels.WrongOption("AllowOrigins", "%q needs a token: without one, any page could run code", AnyOrigin)
 	}
 	if o.MaxBody == 0 {
 		o.MaxBody = DefaultMaxBody
@@ -109,27 +104,24 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		opts: o, log: o.Log.With(logkey.Component, "gateway"), token: newCredential(o.Token), metrics: o.Metrics,
 		started: time.Now(),
-		starts:  limits.NewRate(o.StartsPerMinute),
-		lookups: limits.NewRate(lookupsPerMinute),
-		origins: map[string]bool{}, hosts: hostSet(o.AllowHosts), clientEnv: map[string]bool{},
+		origins: map[string]bool{}, hosts: hostSet(o.AllowHosts),
 		lobby:      channels.NewLobby(),
-		websockets: channels.NewRegistry[caller](o.ConnectionsPerKernel, perUser),
-		logReaders: channels.NewRegistry[caller](0, perUser), watchEvery: watchEvery, watchRetry: watchRetry,
+		websockets: channels.NewRegistry[kernels.Caller](o.ConnectionsPerKernel, perUser),
+		logReaders: channels.NewRegistry[kernels.Caller](0, perUser), watchEvery: watchEvery, watchRetry: watchRetry,
 		bodyTime: bodyTime, answerTime: answerTime, feed: newFeed(),
-		eventReaders: channels.NewRegistry[caller](0, perUser), eventsEvery: eventsEvery, eventsAlive: eventsAlive,
+		eventReaders: channels.NewRegistry[kernels.Caller](0, perUser), eventsEvery: eventsEvery, eventsAlive: eventsAlive,
 	}
 	g.base, _ = cleanBase(o.BaseURL) // Validate has checked it
 	for _, origin := range o.AllowOrigins {
 		g.origins[lower(origin)] = true
 	}
-	for _, name := range o.ClientEnv {
-		g.clientEnv[name] = true
-	}
 	g.transport = g.newTransport()
 	if g.metrics == nil {
 		g.metrics = metrics.New(o.Version)
 	}
-	g.audit = &audit{to: o.Audit, log: g.log, metrics: g.metrics}
+	served := o.Options
+	served.Log, served.Metrics, served.Shared = g.log, g.metrics, o.Users != nil
+	g.kernels = kernels.New(served, g)
 	g.jobs = g.newJobs()
 	err := g.metrics.Watch(metrics.Source{
 		Measure: o.Launcher.Measure, Websockets: g.websockets.Traffic, Lobby: g.lobby.Held, Ready: g.ready.Load,
@@ -137,7 +129,7 @@ func New(o Options) (*Gateway, error) {
 		Jobs:       g.jobStates,
 	})
 	if err != nil {
-		return nil, wrongOption("Metrics", "%v", err)
+		return nil, kernels.WrongOption("Metrics", "%v", err)
 	}
 	if g.resources, err = compile(g.routes()); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)

@@ -110,10 +110,10 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	all := r.who.seesAll()
+	all := r.Who.SeesAll()
 	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Ahead: []Ahead{},
 		Missing: append([]string{}, view.Missing...)}
-	flavors := g.flavorsOf(r.who)
+	flavors := g.kernels.FlavorsOf(r.Who)
 	for _, a := range view.Ahead {
 		if !all {
 			a.Reason = "" // it may have words of the scheduler
@@ -135,12 +135,22 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 		}
 		for j := range n.Pools {
 			node.Pools = append(node.Pools, poolModel(&n.Pools[j], func(h *launcher.GPUHolder) bool {
-				return all || h.Kernel != "" && r.who.owns(h.Owner)
+				return all || h.Kernel != "" && r.Who.Owns(h.Owner)
 			}))
 		}
 		answer.Nodes = append(answer.Nodes, node)
 	}
 	return writeJSON(w, http.StatusOK, answer)
+}
+
+// getUsage answers with the usage of GPUs.
+func (g *Gateway) getUsage(w http.ResponseWriter, r *call) error {
+	query := r.URL.Query()
+	usage, err := g.kernels.Usage(r.Context(), r.Who, query.Get("since"), query.Get("by"), query.Get("step"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, usage)
 }
 
 // viewGPUs asks the launcher.

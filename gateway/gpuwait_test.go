@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -85,16 +86,6 @@ func TestExplainWait(t *testing.T) {
 	}
 }
 
-func TestShortTime(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0: "1 second", 1200 * time.Millisecond: "1 second", 90 * time.Second: "90 seconds", 150 * time.Second: "3 minutes",
-	} {
-		if got := shortTime(d); got != want {
-			t.Errorf("%v: %q, want %q", d, got, want)
-		}
-	}
-}
-
 // failingLauncher is a fake launcher that cannot look at its GPUs.
 type failingLauncher struct {
 	*fakeLauncher
@@ -121,7 +112,7 @@ func TestRooms_Failure(t *testing.T) {
 		o.Launcher = fails
 	})
 	for range 1000 {
-		g.Gateway.explainWait(caller{}, &launcher.Kernel{State: api.Starting, Flavor: "t4", Reason: "it waits"})
+		g.kernels.ExplainWait(kernels.Caller{}, &launcher.Kernel{State: api.Starting, Flavor: "t4", Reason: "it waits"})
 	}
 	if n := fails.asked.Load(); n > 100 {
 		t.Errorf("asked %d times", n)

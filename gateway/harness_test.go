@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
@@ -38,10 +39,10 @@ func startGateway(t testing.TB, change func(*Options)) *testGateway {
 	t.Helper()
 	f := newFakeLauncher(t)
 	logged := &transcript.Buffer{}
-	o := Options{
-		Launcher: f, Specs: testSpecs(t), Version: "1.2.3", Token: testToken, StartWait: 5 * time.Second,
+	o := Options{Version: "1.2.3", Token: testToken, Options: kernels.Options{
+		Launcher: f, Specs: testSpecs(t), StartWait: 5 * time.Second,
 		Log: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}
+	}}
 	if change != nil {
 		change(&o)
 	}
@@ -74,7 +75,7 @@ func (g *testGateway) runJobs() {
 }
 
 // testSpecs gives python3 and r, read from a directory as the program does it.
-func testSpecs(t testing.TB) Specs {
+func testSpecs(t testing.TB) kernels.Specs {
 	t.Helper()
 	return &specDir{specs: []kernelspecs.Spec{
 		{Name: "python3", Dir: writeSpecDir(t),
@@ -174,4 +175,9 @@ func decode[T any](t testing.TB, r reply) T {
 		t.Fatalf("%s: %v", r.body, err)
 	}
 	return v
+}
+
+// bareGateway returns a gateway that serves no requests.
+func bareGateway(o kernels.Options) *Gateway {
+	return &Gateway{opts: Options{Options: o}, kernels: kernels.New(o, nil)}
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -32,19 +33,18 @@ func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error 
 	if sub.From, err = cellName("from_cell", body); err != nil {
 		return err
 	}
-	k, err := g.kernelOf(r.Context(), r.who, id)
+	k, err := g.kernels.KernelOf(r.Context(), r.Who, id)
 	if err != nil {
 		return err
 	}
-	if err := r.who.accessTo(k).suffices(ownKernel); err != nil {
+	if err := r.Who.AccessTo(k).Suffices(ownKernel); err != nil {
 		return err
 	}
 	if k.State == api.Dead {
-		return &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " +
-			sentence(k.Reason)}
+		return kernels.Dead(&k)
 	}
-	sub.Kernel, sub.Kernelspec, sub.Flavor, sub.Start = k.ID, g.specName(&k), k.Flavor, json.RawMessage("{}")
-	r.kernel, r.spec, r.flavor = k.ID, sub.Kernelspec, k.Flavor
+	sub.Kernel, sub.Kernelspec, sub.Flavor = k.ID, g.kernels.SpecName(&k), k.Flavor
+	r.Kernel, r.Spec, r.Flavor = k.ID, sub.Kernelspec, k.Flavor
 	if spec, ok := g.opts.Specs.Get(sub.Kernelspec); ok {
 		sub.Language = spec.Language
 	}
@@ -69,12 +69,12 @@ func cellName(member string, body object) (string, error) {
 
 // kernelJob returns the job of a kernel for its model, as this gateway knows it, or nil. It reads no records. Only the
 // kernel's owner and the job's see it.
-func (g *Gateway) kernelJob(who caller, k *launcher.Kernel) *kernelJob {
+func (g *Gateway) kernelJob(who kernels.Caller, k *launcher.Kernel) *kernelJob {
 	if g.jobs == nil {
 		return nil
 	}
 	j, there := g.jobs.KernelJob(k.ID)
-	if !there || !who.owns(k.Owner) && !who.owns(j.Owner) {
+	if !there || !who.Owns(k.Owner) && !who.Owns(j.Owner) {
 		return nil
 	}
 	return &kernelJob{ID: j.ID, Name: j.Name, Cell: j.Cell, Cells: j.Cells}

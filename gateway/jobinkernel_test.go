@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -59,13 +60,13 @@ func TestJobs_InKernel(t *testing.T) {
 		held := launcher.Usage{Started: begun, GPUs: gpu.Whole(2)}
 		g.fake.usage = []launcher.KernelUsage{{ID: idA, Owner: "ann", Usage: held}}
 	})
-	if got := gpuSecondsOf(g.fake.usage, idA, time.Time{}, begun.Add(time.Minute)); got != 120 {
+	if got := kernels.GPUSecondsOf(g.fake.usage, idA, time.Time{}, begun.Add(time.Minute)); got != 120 {
 		t.Errorf("GPU seconds of the kernel: %v", got)
 	}
-	if got := gpuSecondsOf(g.fake.usage, idA, begun.Add(time.Minute), begun.Add(90*time.Second)); got != 60 {
+	if got := kernels.GPUSecondsOf(g.fake.usage, idA, begun.Add(time.Minute), begun.Add(90*time.Second)); got != 60 {
 		t.Errorf("GPU seconds of a part of its life: %v", got)
 	}
-	if got := gpuSecondsOf(g.fake.usage, idB, time.Time{}, begun.Add(time.Minute)); got != 0 {
+	if got := kernels.GPUSecondsOf(g.fake.usage, idB, time.Time{}, begun.Add(time.Minute)); got != 0 {
 		t.Errorf("GPU seconds of another kernel: %v", got)
 	}
 	list := []jobs.Job{{State: jobs.Running, Kernel: idA, Started: begun.Add(time.Minute), GPUSeconds: 5},

@@ -6,13 +6,19 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/gorilla/websocket"
+
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -23,9 +29,50 @@ func (g *Gateway) newJobs() *jobs.Manager {
 	if !ok {
 		return nil
 	}
-	m := jobs.New(keeper, jobKernels{g}, g.opts.Jobs, g.opts.Log)
+	m := jobs.New(keeper, jobs.KernelsOf(g.kernels, g.dialJob), g.opts.Jobs, g.opts.Log)
 	m.Observe(g.metrics)
 	return m
+}
+
+// dialJob connects to the channels of a job's kernel.
+func (g *Gateway) dialJob(ctx context.Context, a *kernels.Act, id string, query url.Values) (*websocket.Conn, error) {
+	out, err := g.outgoing(ctx, a, id, http.MethodGet, "channels", query)
+	if err != nil {
+		return nil, err
+	}
+	out.URL.Scheme = "ws"
+	dialer := websocket.Dialer{
+		NetDialContext:   func(ctx context.Context, _, _ string) (net.Conn, error) { return g.kernels.Dial(ctx, id) },
+		HandshakeTimeout: upgradeTime,
+		Subprotocols:     []string{jupyter.SubprotocolRelay},
+	}
+	ws, resp, err := dialer.DialContext(ctx, out.URL.String(), out.Header)
+	if err != nil && resp != nil {
+		_ = resp.Body.Close() // the dialer has read what there is
+	}
+	return ws, err
+}
+
+// addGPUSeconds adds to jobs that have not ended what their present kernels have held of GPUs by now. If that cannot be
+// read, they have that of earlier attempts.
+func (g *Gateway) addGPUSeconds(ctx context.Context, list []jobs.Job) {
+	has := func(j jobs.Job) bool { return !j.State.Final() && j.Kernel != "" && !j.Started.IsZero() }
+	if !slices.ContainsFunc(list, has) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
+	defer cancel()
+	all, err := g.opts.Launcher.Usage(ctx)
+	if err != nil {
+		g.log.Debug("the GPU time of running jobs lacks their present attempt", logkey.Err, err)
+		return
+	}
+	now := time.Now()
+	for i := range list {
+		if j := &list[i]; has(*j) {
+			j.GPUSeconds = kernels.Seconds(j.GPUSeconds + kernels.GPUSecondsOf(all, j.Kernel, j.GPUsSince(), now))
+		}
+	}
 }
 
 // jobStates returns how many jobs are in each state, or nil if that is not known.
@@ -70,7 +117,7 @@ func jobProblem(err error) error {
 	case errors.As(err, &invalid):
 		return refuse(http.StatusBadRequest, "%s.", upperFirst(invalid.Error()))
 	case errors.As(err, &many):
-		return refuse(http.StatusForbidden, "%s", many.Error()).by(limitCheck)
+		return refuse(http.StatusForbidden, "%s", many.Error()).by(kernels.LimitCheck)
 	case errors.Is(err, launcher.ErrNoRecord):
 		return refuse(http.StatusNotFound, noJob)
 	case errors.Is(err, jobs.ErrOccupied):
@@ -141,7 +188,7 @@ func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err err
 	if sub.Notebook = body["notebook"]; len(sub.Notebook) == 0 || sub.Notebook[0] != '{' {
 		return sub, refuse(http.StatusBadRequest, "notebook is missing, or not an object.")
 	}
-	sub.Author, sub.Owner = authorOf(r.who), r.who.owner()
+	sub.Author, sub.Owner = jobs.AuthorOf(r.Who), r.Who.Owner()
 	spec := ""
 	for _, text := range []struct {
 		member string
@@ -182,18 +229,11 @@ func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err err
 
 // jobStart sets the start of a job's kernel, and what the job shows of it. Without a kernelspec the notebook's is used.
 func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submission) error {
-	env, err := g.clientVariables(body)
+	env, err := g.variables(body)
 	if err != nil {
 		return err
 	}
 	delete(env, "KERNEL_ID") // the job chooses it
-	start := object{}
-	if start["env"], err = json.Marshal(env); err != nil { // only what ekg takes: the rest is not stored
-		return err
-	}
-	if raw, there := body["flavor"]; there {
-		start["flavor"] = raw
-	}
 	if spec == "" {
 		var named struct {
 			Metadata struct{ Kernelspec struct{ Name string } }
@@ -204,36 +244,18 @@ func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submissi
 			}
 		}
 	}
-	if spec != "" {
-		name, err := json.Marshal(spec)
-		if err != nil {
-			return err
-		}
-		start["name"] = name
-	}
-	req, err := g.kernelRequest(r.who, start)
+	sub.Start = kernels.Wish{Name: spec, Flavor: sub.Flavor, Env: env}
+	req, err := g.kernels.Check(&r.Act, sub.Start)
+	r.Kernel = "" // it gets another id
 	if err != nil {
 		return err
 	}
-	r.starts(req)
-	r.kernel = "" // it gets another id
-	if err := mayStart(r.who, req.Spec); err != nil {
-		return err
-	}
-	if err := g.chooseFlavor(r.who, &req); err != nil {
-		return err
-	}
 	if spec == "" { // the default may be another one when the job starts
-		if start["name"], err = json.Marshal(req.Spec.Name); err != nil {
-			return err
-		}
+		sub.Start.Name = req.Spec.Name
 	}
 	sub.Kernelspec, sub.Language = req.Spec.Name, req.Spec.Language
 	if req.Flavor != nil {
-		sub.Flavor, r.flavor = req.Flavor.Name, req.Flavor.Name
-	}
-	if sub.Start, err = json.Marshal(start); err != nil {
-		return err
+		sub.Flavor = req.Flavor.Name
 	}
 	return nil
 }
@@ -254,7 +276,7 @@ func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
 		}
 	}
 	list, err := manager.List(r.Context(), func(j *jobs.Job) bool {
-		return r.who.owns(j.Owner) && strings.HasPrefix(j.Name, name) && (definition == "" || j.Definition == definition) &&
+		return r.Who.Owns(j.Owner) && strings.HasPrefix(j.Name, name) && (definition == "" || j.Definition == definition) &&
 			(len(states) == 0 || slices.Contains(states, string(j.State)))
 	})
 	if err != nil {
@@ -274,10 +296,10 @@ func (g *Gateway) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
 	switch {
 	case err != nil:
 		return nil, jobs.Job{}, jobProblem(err)
-	case !r.who.owns(job.Owner):
-		return nil, jobs.Job{}, refuse(http.StatusNotFound, noJob).by(accessCheck)
+	case !r.Who.Owns(job.Owner):
+		return nil, jobs.Job{}, refuse(http.StatusNotFound, noJob).by(kernels.AccessCheck)
 	}
-	r.spec = job.Kernelspec
+	r.Spec = job.Kernelspec
 	return manager, job, nil
 }
 
@@ -358,7 +380,7 @@ func (g *Gateway) awaitJob(
 	case err != nil:
 		return job, jobProblem(err)
 	case errors.Is(context.Cause(c.Context()), errRevoked):
-		return job, refuse(http.StatusNotFound, noJob).by(accessCheck)
+		return job, refuse(http.StatusNotFound, noJob).by(kernels.AccessCheck)
 	}
 	return job, r.Context().Err()
 }
@@ -425,7 +447,7 @@ func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
 func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
 	manager, job, err := g.jobOf(r)
 	switch {
-	case errors.Is(err, launcher.ErrRecordDamaged) && r.who.mayRemoveDamaged():
+	case errors.Is(err, launcher.ErrRecordDamaged) && r.Who.SeesAll():
 		err = g.jobs.RemoveDamaged(r.Context(), r.PathValue("job"))
 	case err != nil:
 		return err
@@ -438,6 +460,3 @@ func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
-
-// mayRemoveDamaged reports whether the caller may remove a job or a definition whose owner is not known.
-func (c caller) mayRemoveDamaged() bool { return c.seesAll() }

@@ -8,55 +8,67 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Deadlines for launcher and supervisor. A frozen one must not block a client without a limit.
 const (
-	readTime    = 10 * time.Second // reads of kernels
 	modelTime   = 3 * time.Second  // a supervisor's model, for which there is a substitute
-	actionTime  = 20 * time.Second // an interrupt
 	restartTime = 90 * time.Second // a restart: the old process gets its grace twice
-	stopTime    = 90 * time.Second
 	// until the launcher knows that a kernel has died, or that a dead one was restarted
 	settleTime = time.Second
 	endTime    = 30 * time.Second       // until a supervisor that is about to end has ended
 	reviveTime = 500 * time.Millisecond // until a program that fails at once has failed
 )
 
+// createKernel answers POST /api/kernels.
+func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
+	body, err := g.readObject(w, r)
+	if err != nil {
+		return err
+	}
+	wish, err := g.wishOf(body)
+	if err != nil {
+		return err
+	}
+	return g.kernels.Start(r.Context(), &r.Act, wish, func(k launcher.Kernel) error {
+		w.Header().Set("Location", g.base+"/api/kernels/"+k.ID)
+		return writeJSON(w, http.StatusCreated, g.modelFor(r.Who, &k))
+	})
+}
+
 // kernelID returns the kernel id of the path, and claims the kernel, since its client knows the id. An invalid id names
 // no kernel, as in Jupyter Server.
 func (g *Gateway) kernelID(r *call) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
-		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", shorten(id, maxRepeated))
+		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", kernels.Shorten(id))
 	}
 	g.opts.Launcher.Claim(id)
 	return id, nil
 }
 
 func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
-	ctx, cancel := context.WithTimeout(r.Context(), readTime)
+	ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 	defer cancel()
 	for _, name := range []string{"culled", "ended"} {
 		switch v := r.URL.Query().Get(name); v {
 		case "", "0", "false":
 		case "1", "true":
-			return g.listEnded(ctx, w, r.who, name == "culled")
+			return g.listEnded(ctx, w, r.Who, name == "culled")
 		default:
 			return refuse(http.StatusBadRequest, "The parameter %s is not 1 or 0.", name)
 		}
 	}
 	// Never an incomplete list: front ends drop kernels that are missing from it.
-	kernels, err := g.kernelsOf(ctx, r.who)
+	kernels, err := g.kernels.List(ctx, r.Who)
 	if err != nil {
 		return err
 	}
-	texts, err := g.textsFor(r.who, kernels)
+	texts, err := g.textsFor(r.Who, kernels)
 	if err != nil {
 		return err
 	}
@@ -70,27 +82,28 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	k, err := g.kernel(r.Context(), id)
+	k, err := g.kernels.Kernel(r.Context(), id)
 	if err != nil {
 		return err
 	}
 	if k.State != api.Dead {
-		answer, err := g.forward(r, id, http.MethodGet, "", modelTime)
+		question := kernels.Question{Verb: http.MethodGet, Limit: modelTime}
+		answer, err := g.Ask(r.Context(), &r.Act, id, question)
 		if err == nil {
-			model, ok := answer.model(id)
+			model, ok := readModel(answer, id)
 			switch {
 			case ok && model.ExecutionState != api.Dead:
-				g.complete(&model, r.who, &k)
+				g.complete(&model, r.Who, &k)
 				return writeJSON(w, http.StatusOK, model)
 			case ok:
 				g.isDead(r.Context(), id) // the launcher may know the reason better, such as who deleted its pod
 			}
 		}
-		if k, err = g.kernel(r.Context(), id); err != nil {
+		if k, err = g.kernels.Kernel(r.Context(), id); err != nil {
 			return err
 		}
 	}
-	return writeJSON(w, http.StatusOK, g.modelFor(r.who, &k))
+	return writeJSON(w, http.StatusOK, g.modelFor(r.Who, &k))
 }
 
 // endedModel is the model of a kernel that was culled or died.
@@ -110,19 +123,19 @@ type endedModel struct {
 }
 
 // listEnded lists the caller's own kernels that were culled or died in the last days, or only the culled ones.
-func (g *Gateway) listEnded(ctx context.Context, w http.ResponseWriter, who caller, culled bool) error {
+func (g *Gateway) listEnded(ctx context.Context, w http.ResponseWriter, who kernels.Caller, culled bool) error {
 	all, err := g.opts.Launcher.Ended(ctx)
 	if err != nil {
 		return err
 	}
 	models := make([]endedModel, 0, len(all))
 	for _, e := range all {
-		if !who.owns(e.Owner) || culled && !e.Culled {
+		if !who.Owns(e.Owner) || culled && !e.Culled {
 			continue
 		}
 		m := endedModel{ID: e.ID, Name: e.SpecName, Reason: e.Reason, EndedAt: api.Timestamp(e.At), Seconds: e.Seconds,
 			GPUs: e.GPUs, GPUSeconds: int64(math.Round(e.GPUs.Float() * float64(e.Seconds)))}
-		if !who.sole {
+		if !who.Sole {
 			m.Owner = e.Owner
 		}
 		if e.Culled {
@@ -136,35 +149,15 @@ func (g *Gateway) listEnded(ctx context.Context, w http.ResponseWriter, who call
 	return writeJSON(w, http.StatusOK, models)
 }
 
-// kernel asks the launcher for one kernel, within readTime.
-func (g *Gateway) kernel(ctx context.Context, id string) (launcher.Kernel, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
-	defer cancel()
-	return g.opts.Launcher.Kernel(ctx, id)
-}
-
 func (g *Gateway) deleteKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
-	if err := g.stop(r, id, "it was shut down on request"); err != nil {
+	if err := g.kernels.Stop(r.Context(), &r.Act, id, "it was shut down on request"); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// stop ends a kernel and then the websockets and logs that still lead to it. A client that leaves does not cancel it.
-func (g *Gateway) stop(r *call, id, reason string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), stopTime)
-	defer cancel()
-	if err := g.opts.Launcher.Stop(launcher.WithRequestID(ctx, r.id), id, reason); err != nil {
-		return err
-	}
-	g.websockets.Revoke(id, channels.ErrKernelStopped)
-	g.logReaders.Revoke(id, channels.ErrKernelStopped)
-	g.log.Info("kernel stopped", logkey.Kernel, id, logkey.Request, r.id)
 	return nil
 }
 
@@ -173,30 +166,14 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	if _, err := g.kernel(r.Context(), id); err != nil {
+	if _, err := g.kernels.Kernel(r.Context(), id); err != nil {
 		return err
 	}
-	if _, err := g.forward(r, id, http.MethodPost, "interrupt", actionTime); err != nil {
-		return notYet(g.explain(r.Context(), id, err))
+	if err := g.kernels.Interrupt(r.Context(), &r.Act, id); err != nil {
+		return kernels.NotYet(g.kernels.Explain(r.Context(), id, err))
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
-}
-
-// lookupsPerMinute bounds how often in a minute the launcher looks for unknown kernels of a user's requests. In a
-// cluster that is a request to the API server. A page or a notebook server asks for a few kernels that have ended.
-const lookupsPerMinute = 600
-
-// countLookup counts that a kernel is looked for which the launcher does not know.
-func (g *Gateway) countLookup(who caller) error {
-	wait := g.lookups.Take(who.Name)
-	if wait == 0 {
-		return nil
-	}
-	p := refuse(http.StatusTooManyRequests, "You have asked for too many kernels that do not exist. Try again in %v.",
-		roundUp(wait)).by(limitCheck)
-	p.retry = wait
-	return p
 }
 
 // restartKernel makes the supervisor restart its kernel. If the supervisor has ended with its kernel, or if this
@@ -206,15 +183,15 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	before, err := g.kernel(r.Context(), id)
+	before, err := g.kernels.Kernel(r.Context(), id)
 	if err != nil {
 		return err
 	}
-	if err := g.mayRestart(r.who, before); err != nil {
+	if err := g.kernels.MayRestart(r.Who, before); err != nil {
 		return err
 	}
 	if before.State == api.Dead || before.State == api.Unknown {
-		if err := g.countStart(r.who); err != nil {
+		if err := g.kernels.CountStart(r.Who); err != nil {
 			return err
 		}
 	}
@@ -222,35 +199,36 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	answer, err := g.forward(r, id, http.MethodPost, "restart", restartTime)
+	answer, err := g.Ask(r.Context(), &r.Act, id,
+		kernels.Question{Verb: http.MethodPost, Action: "restart", Limit: restartTime})
 	done()
-	var never *dialError
-	var undelivered *undeliveredError
+	var never *kernels.DialError
+	var undelivered *kernels.UndeliveredError
 	var unsupported *launcher.UnsupportedError
 	switch {
 	case err == nil:
 	case errors.As(err, &unsupported):
-		return g.reviveKernel(r.Context(), w, r.who, id)
+		return g.reviveKernel(r.Context(), w, r.Who, id)
 	case errors.As(err, &never):
-		now, kernelErr := g.kernel(r.Context(), id)
+		now, kernelErr := g.kernels.Kernel(r.Context(), id)
 		if kernelErr == nil && now.State == api.Dead {
-			return g.reviveKernel(r.Context(), w, r.who, id)
+			return g.reviveKernel(r.Context(), w, r.Who, id)
 		}
-		return notYet(g.explain(r.Context(), id, err))
+		return kernels.NotYet(g.kernels.Explain(r.Context(), id, err))
 	case errors.As(err, &undelivered) && g.isDead(r.Context(), id):
 		// Most likely the supervisor has ended during the request, or is about to. If it lives, nothing is done, and the
 		// outcome of the request is unknown.
 		ctx, cancel := context.WithTimeout(r.Context(), endTime)
 		defer cancel()
-		reviveErr := g.reviveKernel(ctx, w, r.who, id)
+		reviveErr := g.reviveKernel(ctx, w, r.Who, id)
 		if failed := (*launcher.FailedError)(nil); errors.As(reviveErr, &failed) {
-			return g.explain(r.Context(), id, err)
+			return g.kernels.Explain(r.Context(), id, err)
 		}
 		return reviveErr
 	default:
-		return g.explain(r.Context(), id, err)
+		return g.kernels.Explain(r.Context(), id, err)
 	}
-	model, ok := answer.model(id)
+	model, ok := readModel(answer, id)
 	if !ok {
 		return errNoModel
 	}
@@ -263,7 +241,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 			return err
 		}
 	}
-	g.complete(&model, r.who, &before)
+	g.complete(&model, r.Who, &before)
 	return writeJSON(w, http.StatusOK, model)
 }
 
@@ -277,7 +255,7 @@ func (g *Gateway) isDead(ctx context.Context, id string) bool {
 
 // reviveKernel starts a kernel again whose supervisor has ended. It waits for reviveTime, so that the answer has the
 // reason of a program that fails at once.
-func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who caller, id string) error {
+func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who kernels.Caller, id string) error {
 	restart, cancel := context.WithTimeout(ctx, restartTime)
 	defer cancel()
 	k, err := g.opts.Launcher.Revive(restart, id)
@@ -293,44 +271,14 @@ func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who c
 	case errors.Is(err, launcher.ErrNotFound), ctx.Err() != nil:
 		return err
 	}
-	if err := startError(k); err != nil {
+	if err := kernels.StartError(k); err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, g.modelFor(who, &k))
 }
 
-// explain adds a reason to the error of an undelivered request: why the kernel is dead, or what its start waits for.
-func (g *Gateway) explain(ctx context.Context, id string, err error) error {
-	var undelivered *undeliveredError
-	if !errors.As(err, &undelivered) {
-		return err
-	}
-	k, kernelErr := g.kernel(ctx, id)
-	switch {
-	case errors.Is(kernelErr, launcher.ErrNotFound):
-		return kernelErr
-	case kernelErr == nil && k.State == api.Dead:
-		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is dead", err: err,
-			message: "The kernel is dead: " + k.Reason}
-	case kernelErr == nil && errors.Is(err, launcher.ErrNoSupervisor):
-		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is starting", err: err,
-			message: channels.StartingText(k.Reason)}
-	}
-	return err
-}
-
-// notYet turns the error of a request that a starting kernel cannot handle into a final 409. A client that repeated an
-// interrupt until the kernel is up would interrupt its first cell.
-func notYet(err error) error {
-	var p *problem
-	if !errors.As(err, &p) || !errors.Is(err, launcher.ErrNoSupervisor) {
-		return err
-	}
-	return &problem{status: http.StatusConflict, reason: p.reason, message: p.message, err: p.err}
-}
-
 // complete adds to a supervisor's model what only the gateway knows.
-func (g *Gateway) complete(m *kernelModel, who caller, k *launcher.Kernel) {
+func (g *Gateway) complete(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
 	g.addOwn(m, who, k)
 	m.Created = api.Timestamp(k.Created)
 }
@@ -338,11 +286,11 @@ func (g *Gateway) complete(m *kernelModel, who caller, k *launcher.Kernel) {
 var errNoModel = &problem{status: http.StatusServiceUnavailable,
 	message: "The kernel's supervisor gave an invalid answer."}
 
-// model reads a kernel model. The gateway encodes it again, since the supervisor runs beside user code, and front ends
-// reject a whole list for one invalid member.
-func (a *answer) model(id string) (kernelModel, bool) {
+// readModel reads a kernel model. The gateway encodes it again, since the supervisor runs beside user code, and front
+// ends reject a whole list for one invalid member.
+func readModel(answer []byte, id string) (kernelModel, bool) {
 	var m kernelModel
-	if err := json.Unmarshal(a.body, &m); err != nil || m.ID != id || m.Name == "" || m.ExecutionState == "" {
+	if err := json.Unmarshal(answer, &m); err != nil || m.ID != id || m.Name == "" || m.ExecutionState == "" {
 		return kernelModel{}, false
 	}
 	at, err := time.Parse(time.RFC3339Nano, m.LastActivity)

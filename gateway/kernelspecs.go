@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
@@ -57,66 +58,31 @@ func (g *Gateway) specModel(s kernelspecs.Spec) specModel {
 // with such a user asks for a single spec as ?user=NAME/SPEC, with the spec appended to the query.
 func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 	if user := r.URL.Query().Get("user"); strings.Contains(user, "/") {
-		return g.writeKernelspec(w, r.who, path.Base(user))
+		return g.writeKernelspec(w, r.Who, path.Base(user))
 	}
 	models := map[string]specModel{}
-	for name, s := range g.startableSpecs(r.who) {
+	for name, s := range g.kernels.StartableSpecs(r.Who) {
 		models[name] = g.specModel(s)
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(r.who), "kernelspecs": models})
-}
-
-// startableSpecs returns the kernelspecs of the caller's list by their names.
-func (g *Gateway) startableSpecs(who caller) map[string]kernelspecs.Spec {
-	specs := map[string]kernelspecs.Spec{}
-	for _, s := range g.shownSpecs(who) {
-		if mayStart(who, s) == nil {
-			specs[s.Name] = s
-		}
-	}
-	return specs
+	return writeJSON(w, http.StatusOK, map[string]any{"default": g.kernels.DefaultSpec(r.Who), "kernelspecs": models})
 }
 
 func (g *Gateway) getKernelspec(w http.ResponseWriter, r *call) error {
-	return g.writeKernelspec(w, r.who, r.PathValue("name"))
+	return g.writeKernelspec(w, r.Who, r.PathValue("name"))
 }
 
-func (g *Gateway) writeKernelspec(w http.ResponseWriter, who caller, name string) error {
-	s, err := g.readableSpec(who, name)
+func (g *Gateway) writeKernelspec(w http.ResponseWriter, who kernels.Caller, name string) error {
+	s, err := g.kernels.ReadableSpec(who, name)
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, g.specModel(s))
 }
 
-// readableSpec returns a kernelspec of the list that the caller sees. The error is that of a start of the kernelspec.
-func (g *Gateway) readableSpec(who caller, name string) (kernelspecs.Spec, error) {
-	s, ok := g.shownSpec(who, name)
-	if !ok {
-		return s, refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
-	}
-	return s, mayStart(who, s)
-}
-
-// shownSpec returns a kernelspec in any case of its name, unless the caller may not choose its flavor.
-func (g *Gateway) shownSpec(who caller, name string) (kernelspecs.Spec, bool) {
-	if s, ok := g.opts.Specs.Get(name); ok {
-		return s, true
-	}
-	if s, ok := g.splitProfiled(name); ok {
-		return shownWithProfile(s), true
-	}
-	spec, f, ok := g.splitFlavored(name)
-	if !ok || !mayChoose(who, &f) {
-		return kernelspecs.Spec{}, false
-	}
-	return withFlavor(spec, &f), true
-}
-
 // getKernelspecFile serves a file of a spec's directory. OpenResource opens no file outside of it.
 func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *call) error {
 	name, file := r.PathValue("name"), r.PathValue("file")
-	s, err := g.readableSpec(r.who, name)
+	s, err := g.kernels.ReadableSpec(r.Who, name)
 	if err != nil {
 		return err
 	}

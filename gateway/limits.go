@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -20,29 +21,29 @@ type limitUse struct {
 // listLimits answers with the limits that a start of the caller has to keep, and how far they are reached. An admin
 // reads also those of every user and group with a kernel. Where there are no users, all limits are the only owner's.
 func (g *Gateway) listLimits(w http.ResponseWriter, r *call) error {
-	ctx, cancel := context.WithTimeout(r.Context(), readTime)
+	ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 	defer cancel()
-	kernels, err := g.opts.Launcher.Kernels(ctx)
+	all, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
 		return err
 	}
 	policy := g.opts.Limits
-	own := launcher.Held{Owner: r.who.owner(), Groups: policy.Groups(r.who.Groups)}
+	own := launcher.Held{Owner: r.Who.Owner(), Groups: policy.Groups(r.Who.Groups)}
 	starts := []launcher.Held{own}
 	for _, spec := range g.opts.Specs.List() {
-		if r.who.seesAll() || mayStart(r.who, spec) == nil {
+		if r.Who.SeesAll() || kernels.MayStart(r.Who, spec) == nil {
 			starts = append(starts, launcher.Held{Owner: own.Owner, SpecName: spec.Name})
 		}
 	}
 	var held []launcher.Held
-	for i := range kernels {
-		k := &kernels[i]
+	for i := range all {
+		k := &all[i]
 		if k.State == api.Dead {
 			continue
 		}
 		h := launcher.Held{ID: k.ID, SpecName: k.SpecName, Owner: k.Owner, Groups: k.Groups, GPUs: k.GPUs, State: k.State}
 		held = append(held, h)
-		if r.who.Admin {
+		if r.Who.Admin {
 			starts = append(starts, launcher.Held{Owner: h.Owner, Groups: h.Groups})
 		}
 	}

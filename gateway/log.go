@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -35,7 +36,7 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	if _, err := g.kernel(r.Context(), id); err != nil {
+	if _, err := g.kernels.Kernel(r.Context(), id); err != nil {
 		return err
 	}
 	c, err := g.open(g.logReaders, r, id)
@@ -81,7 +82,7 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *call) error {
 func (g *Gateway) openLog(
 	up context.Context, cancel context.CancelCauseFunc, client context.Context, r *call, id string,
 ) (*http.Response, error) {
-	out, err := g.outgoing(up, r, id, r.Method, "log")
+	out, err := g.outgoing(up, &r.Act, id, r.Method, "log", g.queryOf(r.Request))
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +92,7 @@ func (g *Gateway) openLog(
 	defer stop()
 	resp, err := g.transport.RoundTrip(out)
 	if err != nil {
-		return nil, &undeliveredError{err}
+		return nil, &kernels.UndeliveredError{Err: err}
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -105,13 +106,13 @@ func (g *Gateway) openLog(
 
 // explainLog returns the reason why a log cannot be read. A dead kernel keeps its log while its supervisor lives.
 func (g *Gateway) explainLog(ctx context.Context, id string, err error) error {
-	var never *dialError
+	var never *kernels.DialError
 	if errors.As(err, &never) && errors.Is(err, launcher.ErrNotFound) {
-		if k, kernelErr := g.kernel(ctx, id); kernelErr == nil && k.State == api.Dead {
+		if k, kernelErr := g.kernels.Kernel(ctx, id); kernelErr == nil && k.State == api.Dead {
 			return refuse(http.StatusNotFound, "The kernel's log is gone, since its supervisor has ended: %s", k.Reason)
 		}
 	}
-	return g.explain(ctx, id, err)
+	return g.kernels.Explain(ctx, id, err)
 }
 
 // copyLog copies until the log ends, one side is gone, or the client's context ends. It returns nil if the log has

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
@@ -331,7 +332,7 @@ func TestMetrics_Websockets(t *testing.T) {
 // One Metrics cannot tell two gateways apart.
 func TestMetrics_Twice(t *testing.T) {
 	m := metrics.New("1")
-	o := Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard, Metrics: m}
+	o := Options{Options: kernels.Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard, Metrics: m}}
 	if _, err := New(o); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -36,14 +37,14 @@ type kernelJob struct {
 }
 
 // modelFor returns a kernel's model as the caller may see it.
-func (g *Gateway) modelFor(who caller, k *launcher.Kernel) kernelModel {
+func (g *Gateway) modelFor(who kernels.Caller, k *launcher.Kernel) kernelModel {
 	m := g.untimed(who, k)
 	timesOf(k).write(&m)
 	return m
 }
 
 // untimed is modelFor without times, which take longer to write than all else.
-func (g *Gateway) untimed(who caller, k *launcher.Kernel) kernelModel {
+func (g *Gateway) untimed(who kernels.Caller, k *launcher.Kernel) kernelModel {
 	m := kernelModel{Model: api.Model{
 		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
 	}}
@@ -77,22 +78,22 @@ func (at modelTimes) write(m *kernelModel) {
 
 // addOwn adds to a model what only the gateway knows, but for times: the kernel's name and GPUs, its job, its owner
 // and, for its owner, the users it is shared with.
-func (g *Gateway) addOwn(m *kernelModel, who caller, k *launcher.Kernel) {
-	m.Name, m.GPUs, m.Flavor = g.specName(k), k.GPUs, k.Flavor
+func (g *Gateway) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
+	m.Name, m.GPUs, m.Flavor = g.kernels.SpecName(k), k.GPUs, k.Flavor
 	if m.Flavor != "" {
 		m.GPU = slices.Clone(m.GPU)
 		for i := range m.GPU {
 			m.GPU[i].Flavor = m.Flavor
 		}
 	}
-	m.Reason += g.explainWait(who, k)
+	m.Reason += g.kernels.ExplainWait(who, k)
 	m.Job = g.kernelJob(who, k)
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
-	if who.sole {
+	if who.Sole {
 		return
 	}
 	m.Owner = k.Owner
-	if who.accessTo(*k) == ownKernel {
+	if who.AccessTo(*k) == ownKernel {
 		m.SharedWith = k.SharedWith
 		if m.SharedWith == nil {
 			m.SharedWith = []launcher.Grant{} // which is shown as an empty list
@@ -157,12 +158,12 @@ func (t *modelTexts) age() {
 }
 
 // textsFor returns the texts of those kernels that the caller may see.
-func (g *Gateway) textsFor(who caller, kernels []launcher.Kernel) ([]*modelText, error) {
+func (g *Gateway) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*modelText, error) {
 	g.texts.age()
 	texts := make([]*modelText, 0, len(kernels))
 	for i := range kernels {
 		k := &kernels[i]
-		if !who.owns(k.Owner) && !who.sees(*k) {
+		if !who.Owns(k.Owner) && !who.Sees(*k) {
 			continue
 		}
 		text, err := g.textFor(who, k)
@@ -175,9 +176,9 @@ func (g *Gateway) textsFor(who caller, kernels []launcher.Kernel) ([]*modelText,
 }
 
 // textFor returns the text of a kernel's model as the caller may see it.
-func (g *Gateway) textFor(who caller, k *launcher.Kernel) (*modelText, error) {
+func (g *Gateway) textFor(who kernels.Caller, k *launcher.Kernel) (*modelText, error) {
 	m, at := g.untimed(who, k), timesOf(k)
-	kept := who.owns(k.Owner) // others see less, and are few
+	kept := who.Owns(k.Owner) // others see less, and are few
 	if kept {
 		if text := g.texts.find(k.ID); text != nil && text.times == at && text.model.equal(&m) {
 			return text, nil

@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // listed returns the text of a kernel in a list.
-func listed(t *testing.T, g *Gateway, who caller, k launcher.Kernel) string {
+func listed(t *testing.T, g *Gateway, who kernels.Caller, k launcher.Kernel) string {
 	t.Helper()
 	texts, err := g.textsFor(who, []launcher.Kernel{k})
 	if err != nil {
@@ -30,9 +31,9 @@ func listed(t *testing.T, g *Gateway, who caller, k launcher.Kernel) string {
 }
 
 // encoded returns what listed should return.
-func encoded(t *testing.T, g *Gateway, who caller, k launcher.Kernel) string {
+func encoded(t *testing.T, g *Gateway, who kernels.Caller, k launcher.Kernel) string {
 	t.Helper()
-	if !who.sees(k) {
+	if !who.Sees(k) {
 		return ""
 	}
 	text, err := json.Marshal(g.modelFor(who, &k))
@@ -44,8 +45,9 @@ func encoded(t *testing.T, g *Gateway, who caller, k launcher.Kernel) string {
 
 // Each field of a kernel is changed alone, and changed back. A list shows both at once, to each caller.
 func TestModelTexts_Changes(t *testing.T) {
-	g := &Gateway{}
-	callers := []caller{soleOwner(), {User: identity.User{Name: "root", Admin: true}}, {User: identity.User{Name: "ann"}},
+	g := bareGateway(kernels.Options{})
+	callers := []kernels.Caller{kernels.SoleOwner(), {User: identity.User{Name: "root", Admin: true}},
+		{User: identity.User{Name: "ann"}},
 		{User: identity.User{Name: "bob"}}}
 	now := time.Now()
 	base := launcher.Kernel{ID: idA, SpecName: "python3", Owner: "ann", Created: now, LastActivity: now, State: api.Idle,
@@ -147,7 +149,7 @@ func TestKernelModel_Equal(t *testing.T) {
 // A model changes when one of its times passes, although the kernel has not changed. Unused texts are forgotten.
 func TestModelTexts_Time(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, who := &Gateway{}, soleOwner()
+		g, who := bareGateway(kernels.Options{}), kernels.SoleOwner()
 		k := launcher.Kernel{ID: idA, Created: time.Now(), KeepUntil: time.Now().Add(time.Second)}
 		before := listed(t, g, who, k)
 		time.Sleep(time.Second)
@@ -174,7 +176,7 @@ func TestModelTexts_Time(t *testing.T) {
 
 // A change of a grant's memory, and of the grants themselves, is seen.
 func TestModelTexts_OwnMemory(t *testing.T) {
-	g, who := &Gateway{}, caller{User: identity.User{Name: "ann"}}
+	g, who := bareGateway(kernels.Options{}), kernels.Caller{User: identity.User{Name: "ann"}}
 	k := launcher.Kernel{ID: idA, Owner: "ann", Notes: launcher.Notes{SharedWith: []launcher.Grant{{User: "bob"}}}}
 	listed(t, g, who, k)
 	k.SharedWith[0].User = "eve"
@@ -211,7 +213,7 @@ func TestModelTexts_Concurrent(t *testing.T) {
 
 // A list of kernels that have not changed encodes none of them.
 func TestModelTexts_Again(t *testing.T) {
-	g, who := &Gateway{}, caller{User: identity.User{Name: "root", Admin: true}}
+	g, who := bareGateway(kernels.Options{}), kernels.Caller{User: identity.User{Name: "root", Admin: true}}
 	kernels := manyKernels(1000)
 	for i := range kernels {
 		kernels[i].GPU = []api.GPU{{UUID: "GPU-1"}}

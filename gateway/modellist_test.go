@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -45,11 +46,11 @@ func (s *kernelSet) Kernels(context.Context) ([]launcher.Kernel, error) {
 func (s *kernelSet) set(kernels ...launcher.Kernel) { s.kernels.Store(&kernels) }
 
 // listedBody returns the answer to a request for all kernels.
-func listedBody(t testing.TB, g *Gateway, who caller) string {
+func listedBody(t testing.TB, g *Gateway, who kernels.Caller) string {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), "GET", "/api/kernels", nil)
 	w := httptest.NewRecorder()
-	if err := g.listKernels(w, &call{Request: r, who: who}); err != nil {
+	if err := g.listKernels(w, &call{Request: r, Act: kernels.Act{Who: who}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.Header().Get("Content-Length"); got != fmt.Sprint(w.Body.Len()) {
@@ -59,7 +60,7 @@ func listedBody(t testing.TB, g *Gateway, who caller) string {
 }
 
 // madeNow returns what listedBody should return.
-func madeNow(t testing.TB, g *Gateway, who caller, kernels []launcher.Kernel) string {
+func madeNow(t testing.TB, g *Gateway, who kernels.Caller, kernels []launcher.Kernel) string {
 	t.Helper()
 	models := make([]kernelModel, 0, len(kernels))
 	for i := range kernels {
@@ -82,11 +83,11 @@ type listTest struct {
 func newListTest(t testing.TB) *listTest {
 	l := &kernelSet{}
 	l.set()
-	return &listTest{t, &Gateway{opts: Options{Launcher: fixedKernels{nil, l}}}, l}
+	return &listTest{t, bareGateway(kernels.Options{Launcher: fixedKernels{nil, l}}), l}
 }
 
 // expect lists twice: the first answer may be made, and the second one has texts of the first.
-func (w *listTest) expect(who caller, after string) {
+func (w *listTest) expect(who kernels.Caller, after string) {
 	w.t.Helper()
 	for n := range 2 {
 		if got, want := listedBody(w.t, w.g, who), madeNow(w.t, w.g, who, *w.l.kernels.Load()); got != want {
@@ -95,7 +96,7 @@ func (w *listTest) expect(who caller, after string) {
 	}
 }
 
-func admin() caller { return caller{User: identity.User{Name: "root", Admin: true}} }
+func admin() kernels.Caller { return kernels.Caller{User: identity.User{Name: "root", Admin: true}} }
 
 // numbered returns a kernel that was created as the n-th.
 func numbered(n int) launcher.Kernel {
@@ -106,7 +107,7 @@ func numbered(n int) launcher.Kernel {
 
 // Each field of a kernel is changed alone, in each place of the list. Kernels are added to each place and removed.
 func TestModelList_Changes(t *testing.T) {
-	for name, who := range map[string]caller{"sole": soleOwner(), "admin": admin()} {
+	for name, who := range map[string]kernels.Caller{"sole": kernels.SoleOwner(), "admin": admin()} {
 		t.Run(name, func(t *testing.T) {
 			w := newListTest(t)
 			w.expect(who, "nothing")
@@ -190,7 +191,8 @@ func TestModelList_KeepUntil(t *testing.T) {
 func TestModelList_Specs(t *testing.T) {
 	w, who := newListTest(t), admin()
 	specs := &specDir{specs: []kernelspecs.Spec{{Name: "python3"}}}
-	w.g.opts.Specs, w.g.opts.FlavorsAsSpecs, w.g.opts.Flavors = specs, true, fixedFlavors{{Name: "t4"}}
+	w.g = bareGateway(kernels.Options{Launcher: fixedKernels{nil, w.l}, Specs: specs, FlavorsAsSpecs: true,
+		Flavors: fixedFlavors{{Name: "t4"}}})
 	k := numbered(1)
 	k.Flavor = "t4"
 	w.l.set(k, numbered(2))
@@ -208,14 +210,16 @@ func TestModelList_GPUWait(t *testing.T) {
 	g := startUserGateway(t, withFlavors)
 	full := &fullLauncher{g.fake, map[string]launcher.GPURoom{"t4": {Total: 8}}}
 	w := &listTest{t, g.Gateway, &kernelSet{}}
-	g.opts.Launcher = kernelsAndGPUs{full, w.l}
+	o := g.opts.Options
+	o.Launcher, o.Metrics = kernelsAndGPUs{full, w.l}, g.metrics
+	g.kernels = kernels.New(o, g.Gateway)
 	k := numbered(1)
 	k.State, k.Flavor, k.Reason = api.Starting, "t4", "no node can take it"
 	w.l.set(k, numbered(2))
 	w.expect(admin(), "the start")
 	for _, total := range []int{9, 10} {
 		full.room["t4"] = launcher.GPURoom{Total: total}
-		g.rooms.at = time.Time{} // as if a second had passed
+		g.kernels = kernels.New(o, g.Gateway) // as if a second had passed
 		w.expect(admin(), "a change")
 		if body := listedBody(t, g.Gateway, admin()); !strings.Contains(body, fmt.Sprintf("of at most %d kernels", total)) {
 			t.Errorf("with room for %d: %s", total, body)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -25,7 +26,7 @@ type change func(r *call, id string) (*kernelModel, error)
 // first.
 var changes = []struct {
 	member string
-	read   func(*Gateway, caller, json.RawMessage) (change, error)
+	read   func(*Gateway, kernels.Caller, json.RawMessage) (change, error)
 }{
 	{"keep_until", (*Gateway).changeKeepUntil},
 	{"shared_with", (*Gateway).changeSharedWith},
@@ -41,7 +42,7 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	todo, err := g.readChanges(r.who, body)
+	todo, err := g.readChanges(r.Who, body)
 	if err != nil {
 		return err
 	}
@@ -55,19 +56,19 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *call) error {
 			model = newer
 		}
 	}
-	k, err := g.kernel(r.Context(), id)
+	k, err := g.kernels.Kernel(r.Context(), id)
 	if err != nil {
 		return err
 	}
 	if model == nil {
-		return writeJSON(w, http.StatusOK, g.modelFor(r.who, &k))
+		return writeJSON(w, http.StatusOK, g.modelFor(r.Who, &k))
 	}
-	g.complete(model, r.who, &k)
+	g.complete(model, r.Who, &k)
 	return writeJSON(w, http.StatusOK, model)
 }
 
 // readChanges reads the body of a PATCH of a kernel.
-func (g *Gateway) readChanges(who caller, body object) ([]change, error) {
+func (g *Gateway) readChanges(who kernels.Caller, body object) ([]change, error) {
 	if len(body) == 0 {
 		return nil, refuse(http.StatusBadRequest, "The body names nothing to change.")
 	}
@@ -90,7 +91,7 @@ func (g *Gateway) readChanges(who caller, body object) ([]change, error) {
 }
 
 // changeKeepUntil changes the time until which a kernel is kept. Its supervisor knows the latest possible time.
-func (g *Gateway) changeKeepUntil(_ caller, raw json.RawMessage) (change, error) {
+func (g *Gateway) changeKeepUntil(_ kernels.Caller, raw json.RawMessage) (change, error) {
 	text, given, err := object{"keep_until": raw}.text("keep_until")
 	if err != nil {
 		return nil, err
@@ -104,30 +105,30 @@ func (g *Gateway) changeKeepUntil(_ caller, raw json.RawMessage) (change, error)
 		return nil, err
 	}
 	return func(r *call, id string) (*kernelModel, error) {
-		k, err := g.kernel(r.Context(), id)
+		k, err := g.kernels.Kernel(r.Context(), id)
 		if err != nil {
 			return nil, err
 		}
 		if k.State == api.Dead {
-			return nil, &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " +
-				sentence(k.Reason)}
+			return nil, kernels.Dead(&k)
 		}
-		answer, err := g.forwardBody(r, id, http.MethodPatch, "", sent, modelTime)
+		answer, err := g.Ask(r.Context(), &r.Act, id,
+			kernels.Question{Verb: http.MethodPatch, Body: sent, Limit: modelTime})
 		if err != nil {
-			return nil, notYet(g.explain(r.Context(), id, err))
+			return nil, kernels.NotYet(g.kernels.Explain(r.Context(), id, err))
 		}
-		model, ok := answer.model(id)
+		model, ok := readModel(answer, id)
 		if !ok {
 			return nil, errNoModel
 		}
-		g.log.Info("kernel is kept", logkey.Kernel, id, logkey.Until, model.KeepUntil, logkey.Request, r.id)
+		g.log.Info("kernel is kept", logkey.Kernel, id, logkey.Until, model.KeepUntil, logkey.Request, r.ID)
 		return &model, nil
 	}, nil
 }
 
 // changeSharedWith replaces a kernel's grants.
-func (g *Gateway) changeSharedWith(who caller, raw json.RawMessage) (change, error) {
-	if who.sole {
+func (g *Gateway) changeSharedWith(who kernels.Caller, raw json.RawMessage) (change, error) {
+	if who.Sole {
 		return nil, refuse(http.StatusBadRequest, "shared_with: this gateway has no users, so a kernel cannot be shared.")
 	}
 	grants, err := readGrants(raw)

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -23,12 +26,8 @@ import (
 // REST requests do not use httputil.ReverseProxy. That passes on informational (1xx) answers with all their headers. It
 // also cannot look at an answer before the client gets it, and restart and GET must. The transport is net/http's own.
 
-// userName is the name of the only owner, who has the shared token. /api/me answers it, too.
-const userName = "anonymous"
-
-// forwardedHeaders lists the headers of a client that a supervisor gets. Content-* is missing because no client's body
-// is forwarded: those of interrupt and restart mean nothing, and the gateway encodes all others itself.
-var forwardedHeaders = []string{"User-Agent", "Accept"}
+// Of a client's headers a supervisor gets User-Agent and Accept. Content-* is missing because no client's body is
+// forwarded: those of interrupt and restart mean nothing, and the gateway encodes all others itself.
 
 // upgradeHeaders lists the headers of a websocket handshake that a supervisor gets besides.
 var upgradeHeaders = []string{
@@ -67,54 +66,28 @@ func (g *Gateway) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
-	defer cancel()
-	conn, err := g.opts.Launcher.Dial(ctx, id)
-	if err != nil {
-		return nil, &dialError{err}
-	}
-	return conn, nil
+	return g.kernels.Dial(ctx, id)
 }
 
-// dialError says that a supervisor was not reached, so nothing was sent to it.
-type dialError struct{ err error }
-
-func (e *dialError) Error() string { return "dial the supervisor: " + e.err.Error() }
-func (e *dialError) Unwrap() error { return e.err }
-
-// undeliveredError says that a supervisor gave no usable answer.
-type undeliveredError struct{ err error }
-
-func (e *undeliveredError) Error() string { return "supervisor: " + e.err.Error() }
-func (e *undeliveredError) Unwrap() error { return e.err }
-
-// answer is a supervisor's answer to a successful REST request.
-type answer struct{ body []byte }
-
-// forward sends a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError or
-// the supervisor's *problem.
-func (g *Gateway) forward(r *call, id, method, action string, limit time.Duration) (*answer, error) {
-	return g.forwardBody(r, id, method, action, nil, limit)
-}
-
-// forwardBody is forward with a body, which the gateway has encoded.
-func (g *Gateway) forwardBody(r *call, id, method, action string, sent []byte, limit time.Duration) (*answer, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), limit)
+// Ask sends a REST request to the kernel's supervisor and reads its answer, for package kernels. The error is a
+// *kernels.UndeliveredError or the supervisor's *problem.
+func (g *Gateway) Ask(ctx context.Context, a *kernels.Act, id string, q kernels.Question) ([]byte, error) {
+	limited, cancel := context.WithTimeout(ctx, q.Limit)
 	defer cancel()
-	out, err := g.outgoing(ctx, r, id, method, action)
+	out, err := g.outgoing(limited, a, id, q.Verb, q.Action, nil)
 	if err != nil {
 		return nil, err
 	}
-	if sent != nil {
-		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(sent)), int64(len(sent))
+	if q.Body != nil {
+		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(q.Body)), int64(len(q.Body))
 		out.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := g.transport.RoundTrip(out)
 	if err != nil {
-		if r.Context().Err() != nil {
-			return nil, r.Context().Err()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
-		return nil, &undeliveredError{err}
+		return nil, &kernels.UndeliveredError{Err: err}
 	}
 	body, err := g.readAnswer(resp)
 	switch {
@@ -123,7 +96,13 @@ func (g *Gateway) forwardBody(r *call, id, method, action string, sent []byte, l
 	case resp.StatusCode < 200 || resp.StatusCode > 299:
 		return nil, supervisorProblem(resp.StatusCode, body)
 	}
-	return &answer{body: body}, nil
+	return body, nil
+}
+
+// Ended ends the websockets and logs of a kernel that was stopped, for package kernels.
+func (g *Gateway) Ended(kernel string) {
+	g.websockets.Revoke(kernel, channels.ErrKernelStopped)
+	g.logReaders.Revoke(kernel, channels.ErrKernelStopped)
 }
 
 // readAnswer reads the whole body of a supervisor's answer and closes it.
@@ -138,21 +117,23 @@ func (g *Gateway) readAnswer(resp *http.Response) ([]byte, error) {
 		err = errors.New("its answer is too long")
 	}
 	if err != nil {
-		return nil, &undeliveredError{err}
+		return nil, &kernels.UndeliveredError{Err: err}
 	}
 	return body, nil
 }
 
-// outgoing builds a new request for a supervisor. It copies only what is listed above from the client's.
-func (g *Gateway) outgoing(ctx context.Context, r *call, id, method, action string) (*http.Request, error) {
+// outgoing builds a new request for a supervisor, with those parameters of a query that it gets.
+func (g *Gateway) outgoing(
+	ctx context.Context, a *kernels.Act, id, method, action string, sent url.Values,
+) (*http.Request, error) {
 	u := url.URL{Scheme: "http", Host: id, Path: "/api/kernels/" + id}
 	if action != "" {
 		u.Path += "/" + action
 	}
-	sent, query, withheld := r.URL.Query(), url.Values{}, g.secretsOf(r.Request)
+	query := url.Values{}
 	for _, name := range forwardedQuery[action] {
-		if v := sent.Get(name); sent.Has(name) && !withheld.leaks(v) {
-			query.Set(name, v)
+		if sent.Has(name) {
+			query.Set(name, sent.Get(name))
 		}
 	}
 	u.RawQuery = query.Encode()
@@ -160,17 +141,35 @@ func (g *Gateway) outgoing(ctx context.Context, r *call, id, method, action stri
 	if err != nil {
 		return nil, fmt.Errorf("request for the supervisor: %w", err)
 	}
-	withheld.copyHeaders(out.Header, r.Header, forwardedHeaders)
-	if out.Header.Get("User-Agent") == "" {
-		out.Header.Set("User-Agent", "") // or net/http would add its own; supervisors recognize clients by it
+	if a.Accept != "" {
+		out.Header.Set("Accept", a.Accept)
 	}
+	out.Header.Set("User-Agent", a.Agent) // if it is empty, net/http adds none of its own; supervisors know clients by it
 	if token := g.opts.Launcher.Token(id); token != "" {
 		out.Header.Set("Authorization", "Bearer "+token)
 	}
-	out.Header.Set(api.HeaderUser, r.who.Name)
-	out.Header.Set(api.HeaderRight, r.who.has.right())
-	out.Header.Set(api.HeaderRequestID, r.id)
+	out.Header.Set(api.HeaderUser, a.Who.Name)
+	out.Header.Set(api.HeaderRight, a.Who.Has.Right())
+	out.Header.Set(api.HeaderRequestID, a.ID)
 	return out, nil
+}
+
+// queryOf returns the query of a client's request, without the values that contain a token.
+func (g *Gateway) queryOf(r *http.Request) url.Values {
+	query, withheld := r.URL.Query(), g.secretsOf(r)
+	maps.DeleteFunc(query, func(name string, _ []string) bool { return withheld.leaks(query.Get(name)) })
+	return query
+}
+
+// harmless returns the values of a header, without those that contain a token.
+func (g *Gateway) harmless(r *call, name string) string {
+	var values []string
+	for _, v := range r.Header[name] {
+		if !g.secretsOf(r.Request).leaks(v) {
+			values = append(values, v)
+		}
+	}
+	return strings.Join(values, ", ")
 }
 
 // copyHeaders copies the named headers, except values that contain a token.
@@ -190,14 +189,14 @@ var errNoRoute = errors.New("its answer has status 404")
 // supervisorProblem turns an answer that is not a success into an error. An error that is meant for the client stays as
 // it is. All others are faults of gateway or supervisor, and may be temporary.
 func supervisorProblem(status int, body []byte) error {
-	undelivered := &undeliveredError{fmt.Errorf("its answer has status %d", status)}
+	undelivered := &kernels.UndeliveredError{Err: fmt.Errorf("its answer has status %d", status)}
 	switch {
 	case status < 400, status == http.StatusUnauthorized, status == http.StatusMisdirectedRequest,
 		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599:
 		return undelivered
 	case status == http.StatusNotFound:
 		// The supervisor is about to end, or is older; only the launcher knows whether the kernel exists.
-		return &undeliveredError{errNoRoute}
+		return &kernels.UndeliveredError{Err: errNoRoute}
 	}
 	var b errorBody
 	if err := json.Unmarshal(body, &b); err != nil || b.Reason == "" && b.Message == "" {
@@ -211,7 +210,7 @@ func supervisorProblem(status int, body []byte) error {
 	}
 	p := &problem{status: status, reason: b.Reason, message: b.Message}
 	if status == http.StatusForbidden {
-		p.check = supervisorCheck
+		p.check = kernels.SupervisorCheck
 	}
 	return p
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -22,10 +23,10 @@ type replicaModel struct {
 // listReplicas answers an admin with the gateways of the same kernels, and other users with an empty list. Where
 // there are no users, the only owner is an admin.
 func (g *Gateway) listReplicas(w http.ResponseWriter, r *call) error {
-	if !r.who.sole && !r.who.Admin {
+	if !r.Who.Sole && !r.Who.Admin {
 		return writeJSON(w, http.StatusOK, []replicaModel{})
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), readTime)
+	ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 	defer cancel()
 	all, err := g.viewReplicas(ctx)
 	if err != nil {

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"bufio"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -76,9 +75,9 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	w := &response{ResponseWriter: rw, patience: g.answerTime}
 	g.hurry(w, r)
-	c := &call{Request: r, id: newRequestID()}
+	c := newCall(r)
 	h := w.Header()
-	h.Set(api.HeaderRequestID, c.id)
+	h.Set(api.HeaderRequestID, c.ID)
 	h.Set("Content-Security-Policy", contentSecurityPolicy(g.base))
 	h.Set("X-Content-Type-Options", "nosniff")
 	g.allowOrigin(w, r) // also for errors, which a page must be able to read
@@ -143,16 +142,17 @@ func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
 		if err := g.checkOrigin(r.Request); err != nil {
 			return err
 		}
-		if r.who, err = g.authenticate(r.Request); err != nil {
+		if r.Who, err = g.authenticate(r); err != nil {
 			return err
 		}
+		r.Agent, r.Accept = g.harmless(r, "User-Agent"), g.harmless(r, "Accept")
 	}
 	rt := res.methods[r.Method]
 	if rt == nil {
 		w.Header().Set("Allow", res.allow)
 		return refuse(http.StatusMethodNotAllowed, "This route has only the methods %s.", res.allow)
 	}
-	r.Request = r.WithContext(launcher.WithLookups(r.Context(), func() error { return g.countLookup(r.who) }))
+	r.Request = r.WithContext(launcher.WithLookups(r.Context(), func() error { return g.kernels.CountLookup(r.Who) }))
 	if err := g.admit(r, rt.access); err != nil {
 		return err
 	}
@@ -170,8 +170,8 @@ func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
 // finish counts and logs a request that was answered.
 func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration) {
 	status := w.status
-	if kernel := r.PathValue("id"); r.kernel == "" && launcher.ValidID(kernel) {
-		r.kernel = kernel
+	if kernel := r.PathValue("id"); r.Kernel == "" && launcher.ValidID(kernel) {
+		r.Kernel = kernel
 	}
 	var lost *unwritten
 	p := (*problem)(nil)
@@ -193,7 +193,7 @@ func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration
 		return // follow has logged it
 	}
 	others, ok := 0, true
-	if status >= http.StatusBadRequest && r.who.Name == "" {
+	if status >= http.StatusBadRequest && r.Who.Name == "" {
 		if others, ok = g.refusals.Take(time.Now()); !ok {
 			g.holdBack(others)
 			return
@@ -223,7 +223,7 @@ func (g *Gateway) reportHeld() {
 	if others == 0 {
 		return // a later request has reported them
 	}
-	g.audit.write(auditEntry{Action: "look", Outcome: auditRefused, Others: others})
+	g.kernels.Audit().Write(kernels.Entry{Action: "look", Outcome: kernels.OutcomeRefused, Others: others})
 	g.log.Info("requests without a known user were not logged one by one", logkey.Others, others)
 }
 
@@ -231,18 +231,18 @@ func (g *Gateway) reportHeld() {
 // before this one that are in no log.
 func (g *Gateway) auditRequest(r *call, action, pattern string, status int, p *problem, others int) {
 	outcome := outcomeOf(status, p)
-	if action == "" && outcome != auditRefused && others == 0 {
+	if action == "" && outcome != kernels.OutcomeRefused && others == 0 {
 		return
 	}
 	if action == "" {
 		action = "look"
 	}
-	e := r.entry(action, pattern)
+	e := r.Entry(action, pattern)
 	e.Outcome, e.Status, e.Others = outcome, status, others
 	if p != nil {
 		e.Check = p.check
 	}
-	g.audit.write(e)
+	g.kernels.Audit().Write(e)
 }
 
 // logRequest writes one line. It has the route instead of path and query, which may contain tokens. Requests that only
@@ -252,14 +252,14 @@ func (g *Gateway) logRequest(
 ) {
 	level := slog.LevelInfo
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) &&
-		outcomeOf(status, p) != auditRefused {
+		outcomeOf(status, p) != kernels.OutcomeRefused {
 		level = slog.LevelDebug
 	}
 	attrs := []slog.Attr{slog.String(logkey.Method, logMethod(r.Method)), slog.String(logkey.Route, pattern)}
-	if r.kernel != "" {
-		attrs = append(attrs, slog.String(logkey.Kernel, r.kernel))
+	if r.Kernel != "" {
+		attrs = append(attrs, slog.String(logkey.Kernel, r.Kernel))
 	}
-	if name := r.who.Name; name != "" && g.opts.Users != nil {
+	if name := r.Who.Name; name != "" && g.opts.Users != nil {
 		attrs = append(attrs, slog.String(logkey.User, name))
 	}
 	// Messages of refusals may repeat a client's text, so only those of our own faults are logged.
@@ -274,7 +274,7 @@ func (g *Gateway) logRequest(
 		attrs = append(attrs, slog.Int(logkey.Others, others))
 	}
 	attrs = append(attrs, slog.Int(logkey.Status, status), slog.Duration(logkey.Took, took),
-		slog.String(logkey.Remote, r.remote()), slog.String(logkey.Request, r.id))
+		slog.String(logkey.Remote, r.Remote), slog.String(logkey.Request, r.ID))
 	g.log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
@@ -286,13 +286,6 @@ func logMethod(method string) string {
 		return method
 	}
 	return metrics.Other
-}
-
-// newRequestID makes a random id.
-func newRequestID() string {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(b[:])
 }
 
 // readBody reads a request's body, bounded in size and time.

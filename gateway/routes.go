@@ -5,6 +5,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 )
 
 // route is one line of the table: a method, a path and their handler.
@@ -12,10 +14,10 @@ type route struct {
 	method  string
 	pattern string // below the base URL; {name} is one segment, {name...} all following ones
 	serve   func(http.ResponseWriter, *call) error
-	access  access // that its caller needs
-	audit   string // action in the audit log; "" for routes that only read
-	lasting bool   // its answers last as long as their clients want
-	root    bool   // answered outside the base URL too
+	access  kernels.Access // that its caller needs
+	audit   string         // action in the audit log; "" for routes that only read
+	lasting bool           // its answers last as long as their clients want
+	root    bool           // answered outside the base URL too
 }
 
 // routes returns all routes of the gateway. Besides, HEAD is answered wherever GET is, and OPTIONS everywhere.

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 )
 
 // paths returns the table's paths with every value filled in.
@@ -254,7 +256,7 @@ func TestRoutes_OpenAPI(t *testing.T) {
 }
 
 func TestNew_NamesTheBadOption(t *testing.T) {
-	good := Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard}
+	good := Options{Options: kernels.Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard}}
 	if _, err := New(good); err != nil {
 		t.Fatalf("the smallest options: %v", err)
 	}
@@ -277,7 +279,7 @@ func TestNew_NamesTheBadOption(t *testing.T) {
 		o := good
 		change(&o)
 		_, err := New(o)
-		var wrong *OptionError
+		var wrong *kernels.OptionError
 		if !errors.As(err, &wrong) || wrong.Option != want || !strings.HasPrefix(wrong.Error(), "gateway: "+want+": ") {
 			t.Errorf("%s: got %v", want, err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -34,7 +35,7 @@ type found struct {
 	kernel  launcher.Kernel
 }
 
-func (g *Gateway) sessionModel(f found, who caller) sessionModel {
+func (g *Gateway) sessionModel(f found, who kernels.Caller) sessionModel {
 	m := sessionModel{ID: f.session.ID, Path: f.session.Path, Name: f.session.Name, Type: f.session.Type,
 		Kernel: g.modelFor(who, &f.kernel)}
 	if m.Type == "notebook" {
@@ -44,23 +45,23 @@ func (g *Gateway) sessionModel(f found, who caller) sessionModel {
 }
 
 // sessions returns the sessions that the caller may see.
-func (g *Gateway) sessions(ctx context.Context, who caller) ([]found, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
+func (g *Gateway) sessions(ctx context.Context, who kernels.Caller) ([]found, error) {
+	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
-	kernels, err := g.kernelsOf(ctx, who)
+	list, err := g.kernels.List(ctx, who)
 	if err != nil {
 		return nil, err
 	}
 	hidden := func(f found) bool { return !f.shows(who) }
-	return slices.DeleteFunc(sessionsOf(kernels), hidden), nil
+	return slices.DeleteFunc(sessionsOf(list), hidden), nil
 }
 
 // sessionsOf returns the sessions of kernels. A session that is being moved may be stored with two kernels for a
 // moment; the younger kernel counts.
-func sessionsOf(kernels []launcher.Kernel) []found {
+func sessionsOf(list []launcher.Kernel) []found {
 	var all []found
 	at := map[string]int{}
-	for _, k := range kernels {
+	for _, k := range list {
 		for _, s := range k.Sessions {
 			if i, twice := at[s.ID]; twice {
 				all[i] = found{s, k}
@@ -75,37 +76,37 @@ func sessionsOf(kernels []launcher.Kernel) []found {
 
 // sessionOf returns the session of the request's path.
 func (g *Gateway) sessionOf(r *call) (found, error) {
-	all, err := g.sessions(r.Context(), r.who)
+	all, err := g.sessions(r.Context(), r.Who)
 	if err != nil {
 		return found{}, err
 	}
 	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
 	i := slices.IndexFunc(all, is)
 	if i < 0 {
-		ctx, cancel := context.WithTimeout(r.Context(), readTime)
+		ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 		defer cancel()
-		kernels, err := g.opts.Launcher.Kernels(ctx)
+		list, err := g.opts.Launcher.Kernels(ctx)
 		if err != nil {
 			return found{}, err
 		}
-		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", shorten(r.PathValue("session"), maxRepeated))
-		if slices.ContainsFunc(sessionsOf(kernels), is) {
-			return found{}, p.by(accessCheck) // it belongs to another user
+		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", kernels.Shorten(r.PathValue("session")))
+		if slices.ContainsFunc(sessionsOf(list), is) {
+			return found{}, p.by(kernels.AccessCheck) // it belongs to another user
 		}
 		return found{}, p
 	}
-	r.kernel = all[i].kernel.ID
+	r.Kernel = all[i].kernel.ID
 	return all[i], nil
 }
 
 func (g *Gateway) listSessions(w http.ResponseWriter, r *call) error {
-	all, err := g.sessions(r.Context(), r.who)
+	all, err := g.sessions(r.Context(), r.Who)
 	if err != nil {
 		return err
 	}
 	models := make([]sessionModel, 0, len(all))
 	for _, f := range all {
-		models = append(models, g.sessionModel(f, r.who))
+		models = append(models, g.sessionModel(f, r.Who))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
@@ -115,7 +116,7 @@ func (g *Gateway) getSession(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, g.sessionModel(f, r.who))
+	return writeJSON(w, http.StatusOK, g.sessionModel(f, r.Who))
 }
 
 // deleteSession ends the session's kernel, and with it the session. A kernel in which a job runs lives on.
@@ -133,7 +134,7 @@ func (g *Gateway) deleteSession(w http.ResponseWriter, r *call) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	err = g.stop(r, f.kernel.ID, "its session was shut down on request")
+	err = g.kernels.Stop(r.Context(), &r.Act, f.kernel.ID, "its session was shut down on request")
 	if errors.Is(err, launcher.ErrNotFound) {
 		return refuse(http.StatusGone, "Kernel deleted before session")
 	}
@@ -216,31 +217,31 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 	case req.kind == nil:
 		return refuse(http.StatusBadRequest, "Missing field in JSON data: type")
 	}
-	unlock, err := g.paths.lock(r.Context(), r.who.Name+"\x00"+*req.path)
+	unlock, err := g.paths.lock(r.Context(), r.Who.Name+"\x00"+*req.path)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	all, err := g.sessions(r.Context(), r.who)
+	all, err := g.sessions(r.Context(), r.Who)
 	if err != nil {
 		return err
 	}
 	same := func(f found) bool {
 		// Another user's notebook may have the same path. Its session counts only if the request names its kernel.
-		return f.session.Path == *req.path && f.offers(r.who) &&
-			(f.kernel.Owner == r.who.owner() || r.who.sole || f.kernel.ID == req.kernelID &&
-				r.who.accessTo(f.kernel) >= useKernel)
+		return f.session.Path == *req.path && f.offers(r.Who) &&
+			(f.kernel.Owner == r.Who.Owner() || r.Who.Sole || f.kernel.ID == req.kernelID &&
+				r.Who.AccessTo(f.kernel) >= useKernel)
 	}
 	if i := slices.IndexFunc(all, same); i >= 0 {
-		r.kernel = all[i].kernel.ID
+		r.Kernel = all[i].kernel.ID
 		return g.answerSession(w, r, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind,
-		User: r.who.owner()}
+		User: r.Who.Owner()}
 	id := ""
 	if req.kernelID != "" {
 		// The session of a running kernel is only stored.
-		k, err := g.sessionKernel(r.Context(), r.who, req.kernelID)
+		k, err := g.sessionKernel(r.Context(), r.Who, req.kernelID)
 		if err == nil {
 			return g.storeSession(w, r, http.StatusCreated, s, k)
 		}
@@ -261,19 +262,19 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 // would get the new one. Front ends send such an id when they open a notebook again.
 func unused(id string, notFound error) bool {
 	var gone *launcher.GoneError
-	return launcher.ValidID(id) && !errors.As(notFound, &gone) && !errors.Is(notFound, errHidden)
+	return launcher.ValidID(id) && !errors.As(notFound, &gone) && !errors.Is(notFound, kernels.ErrHidden)
 }
 
 // sessionKernel returns the kernel of an id in a request's body, if the caller may use it.
-func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (launcher.Kernel, error) {
+func (g *Gateway) sessionKernel(ctx context.Context, who kernels.Caller, id string) (launcher.Kernel, error) {
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
-	k, err := g.kernelOf(ctx, who, id)
+	k, err := g.kernels.KernelOf(ctx, who, id)
 	if err != nil {
 		return k, err
 	}
-	if err := who.accessTo(k).suffices(useKernel); err != nil {
+	if err := who.AccessTo(k).Suffices(useKernel); err != nil {
 		return k, err
 	}
 	g.opts.Launcher.Claim(id)
@@ -283,22 +284,18 @@ func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (lau
 // startForSession starts a kernel, with an id if the client has chosen one. An unknown name is 501 here, as in Jupyter
 // Server.
 func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
-	req := launcher.Request{ID: id, Env: map[string]string{}}
-	if id == "" {
-		req.ID, req.AnyID = uuid.NewString(), true
+	err := g.kernels.Start(r.Context(), &r.Act, kernels.Wish{ID: id, Name: name}, answer)
+	if errors.Is(err, kernels.ErrNoSpec) {
+		return &problem{status: http.StatusNotImplemented, message: problemOf(r, err).message, short: true}
 	}
-	if err := g.chooseSpec(r.who, &req, name); err != nil {
-		p := problemOf(r, err)
-		return &problem{status: http.StatusNotImplemented, message: p.message, short: true}
-	}
-	return g.start(r, req, answer)
+	return err
 }
 
 // storeSession stores a session with its kernel, replacing one of the same id, and answers with it.
 func (g *Gateway) storeSession(
 	w http.ResponseWriter, r *call, status int, s launcher.Session, k launcher.Kernel,
 ) error {
-	r.kernel = k.ID
+	r.Kernel = k.ID
 	stored, err := g.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
 		return withSession(all, s, k.Owner)
 	})
@@ -328,11 +325,11 @@ func (g *Gateway) removeSession(ctx context.Context, kernel, session string) err
 	return err
 }
 
-// updateNotes changes what is stored with a kernel, within readTime.
+// updateNotes changes what is stored with a kernel, within kernels.ReadTime.
 func (g *Gateway) updateNotes(
 	ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error),
 ) (launcher.Notes, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
+	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
 	return g.opts.Launcher.UpdateNotes(ctx, id, change)
 }
@@ -346,7 +343,7 @@ func (g *Gateway) answerSession(w http.ResponseWriter, r *call, status int, f fo
 	if status == http.StatusCreated {
 		w.Header().Set("Location", g.base+"/api/sessions/"+f.session.ID)
 	}
-	return writeJSON(w, status, g.sessionModel(f, r.who))
+	return writeJSON(w, status, g.sessionModel(f, r.Who))
 }
 
 // patchSession renames a session or gives it another kernel: a running one by id, or a new one by name; the id wins.
@@ -361,7 +358,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	s := f.session
-	if !r.who.sole {
+	if !r.Who.Sole {
 		s.User = creator(s, f.kernel.Owner) // the other kernel may have another owner
 	}
 	for _, member := range []struct {
@@ -376,10 +373,10 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 	case req.kernelID == f.kernel.ID, req.kernelID == "" && req.kernelName == "":
 		return g.storeSession(w, r, http.StatusOK, s, f.kernel)
 	case req.kernelID != "":
-		k, err := g.sessionKernel(r.Context(), r.who, req.kernelID)
-		switch p := refuse(http.StatusBadRequest, "No such kernel: %s", shorten(req.kernelID, maxRepeated)); {
-		case errors.Is(err, errHidden):
-			return p.by(accessCheck)
+		k, err := g.sessionKernel(r.Context(), r.Who, req.kernelID)
+		switch p := refuse(http.StatusBadRequest, "No such kernel: %s", kernels.Shorten(req.kernelID)); {
+		case errors.Is(err, kernels.ErrHidden):
+			return p.by(kernels.AccessCheck)
 		case errors.Is(err, launcher.ErrNotFound):
 			return p
 		}
@@ -406,7 +403,7 @@ func (g *Gateway) moveSession(
 	}
 	there, err := g.jobIn(r, from)
 	if err == nil && !there {
-		err = g.stop(r, from, "its session was given another kernel")
+		err = g.kernels.Stop(r.Context(), &r.Act, from, "its session was given another kernel")
 	}
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		// The session has moved. An error would end the new kernel and lose the session with it.

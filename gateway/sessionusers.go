@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -29,13 +30,13 @@ func creator(s launcher.Session, owner string) string {
 
 // offers reports whether a user may be given the session as the one of its path: the user or the kernel's owner has
 // created it. Otherwise anyone who may use a shared kernel could make its owner's notebooks open in it.
-func (f found) offers(who caller) bool {
+func (f found) offers(who kernels.Caller) bool {
 	by := creator(f.session, f.kernel.Owner)
-	return who.sole || by == f.kernel.Owner || by == who.owner()
+	return who.Sole || by == f.kernel.Owner || by == who.Owner()
 }
 
 // shows reports whether a user sees the session in lists.
-func (f found) shows(who caller) bool { return who.Admin || f.offers(who) }
+func (f found) shows(who kernels.Caller) bool { return who.Admin || f.offers(who) }
 
 // withSession returns the sessions of a kernel of owner with s, which replaces one of the same id. The error says which
 // bound is exceeded.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -40,9 +41,9 @@ func (g *Gateway) getVersion(w http.ResponseWriter, _ *call) error {
 }
 
 func (g *Gateway) getStatus(w http.ResponseWriter, r *call) error {
-	ctx, cancel := context.WithTimeout(r.Context(), readTime)
+	ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 	defer cancel()
-	kernels, err := g.kernelsOf(ctx, r.who)
+	kernels, err := g.kernels.List(ctx, r.Who)
 	if err != nil {
 		return err
 	}
@@ -86,9 +87,9 @@ func (g *Gateway) getIdentity(w http.ResponseWriter, r *call) error {
 			}
 		}
 	}
-	user := r.who.Name
+	user := r.Who.Name
 	name, initials := user, string([]rune(strings.ToUpper(user))[:1])
-	if r.who.sole {
+	if r.Who.Sole {
 		name = "Anonymous"
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{

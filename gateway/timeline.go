@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -31,7 +32,7 @@ func (g *Gateway) getTimeline(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	k, err := g.kernel(r.Context(), id)
+	k, err := g.kernels.Kernel(r.Context(), id)
 	if err != nil {
 		return err
 	}
@@ -45,7 +46,7 @@ func (g *Gateway) getTimeline(w http.ResponseWriter, r *call) error {
 	case k.State == api.Dead && errors.Is(err, launcher.ErrNotFound):
 		t.Missing = "The kernel's supervisor has ended, and its record with it."
 	default:
-		return g.explain(r.Context(), id, err)
+		return g.kernels.Explain(r.Context(), id, err)
 	}
 	if t.Missing != "" {
 		t.Timeline = littleTimeline(&k)
@@ -56,11 +57,12 @@ func (g *Gateway) getTimeline(w http.ResponseWriter, r *call) error {
 
 // readTimeline asks the supervisor.
 func (g *Gateway) readTimeline(r *call, id string) (t timeline, err error) {
-	answer, err := g.forward(r, id, http.MethodGet, "timeline", readTime)
+	answer, err := g.Ask(r.Context(), &r.Act, id,
+		kernels.Question{Verb: http.MethodGet, Action: "timeline", Limit: kernels.ReadTime})
 	if err != nil {
 		return t, err
 	}
-	if err := json.Unmarshal(answer.body, &t.Timeline); err != nil || len(t.Events) > timelineEvents ||
+	if err := json.Unmarshal(answer, &t.Timeline); err != nil || len(t.Events) > timelineEvents ||
 		len(t.Busy) > timelineSteps {
 		return timeline{}, errNoModel
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -64,24 +65,24 @@ func (w *watcher) look(ctx context.Context) {
 	// Most tokens can be checked without asking their source.
 	users := map[string]identity.User{}
 	for _, c := range open {
-		if _, seen := users[c.Opener.token]; seen {
+		if _, seen := users[c.Opener.Token]; seen {
 			continue
 		}
-		user, known, err := w.g.opts.Users.Recall(c.Opener.token, c.Opener.User)
+		user, known, err := w.g.opts.Users.Recall(c.Opener.Token, c.Opener.User)
 		switch {
 		case !known:
 			user = c.Opener.User // until its source says otherwise
-			w.verify(ctx, c.Opener.token)
+			w.verify(ctx, c.Opener.Token)
 		case err != nil:
 			user = identity.User{} // no user has this token
 		}
-		users[c.Opener.token] = user
+		users[c.Opener.Token] = user
 	}
-	kernels, err := w.kernels(ctx)
+	byID, err := w.kernels(ctx)
 	for _, c := range open {
-		user := users[c.Opener.token]
-		k, there := kernels[c.Kernel]
-		switch now := (caller{User: user}); {
+		user := users[c.Opener.Token]
+		k, there := byID[c.Kernel]
+		switch now := (kernels.Caller{User: user}); {
 		case user.Name != c.Opener.Name:
 			c.Close(errRevoked)
 		case c.Kernel == "": // a stream of events, which filters by the rights that its user had
@@ -89,7 +90,7 @@ func (w *watcher) look(ctx context.Context) {
 				c.Close(errRevoked)
 			}
 		case err != nil, !there: // kernels cannot be listed, or the kernel's end will end the connection
-		case now.accessTo(k) != c.Opener.has:
+		case now.AccessTo(k) != c.Opener.Has:
 			c.Close(errRevoked)
 		}
 	}
@@ -102,7 +103,7 @@ func (w *watcher) open() []*connection {
 
 // kernels returns all kernels by id.
 func (w *watcher) kernels(ctx context.Context) (map[string]launcher.Kernel, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
+	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
 	list, err := w.g.opts.Launcher.Kernels(ctx)
 	byID := make(map[string]launcher.Kernel, len(list))
@@ -124,7 +125,7 @@ func (w *watcher) verify(ctx context.Context, token string) {
 		_, err := w.g.opts.Users.Identify(ctx, token)
 		if errors.Is(err, identity.ErrUnknown) {
 			for _, c := range w.open() {
-				if c.Opener.token == token {
+				if c.Opener.Token == token {
 					c.Close(errRevoked)
 				}
 			}
@@ -142,7 +143,7 @@ func (w *watcher) verify(ctx context.Context, token string) {
 func (w *watcher) forget(open []*connection) {
 	tokens := map[string]bool{}
 	for _, c := range open {
-		tokens[c.Opener.token] = true
+		tokens[c.Opener.Token] = true
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -22,7 +23,7 @@ const (
 )
 
 // connection is an open websocket, or a kernel's log that is being read.
-type connection = channels.Conn[caller]
+type connection = channels.Conn[kernels.Caller]
 
 // getChannels joins a client's websocket to the kernel's supervisor. The supervisor chooses subprotocol and extensions,
 // and the gateway passes both on. After the 101 it copies bytes until one side ends. While there is no supervisor yet,
@@ -60,8 +61,8 @@ func (g *Gateway) getChannels(w http.ResponseWriter, r *call) error {
 }
 
 // open adds a connection of the request's user to a registry.
-func (g *Gateway) open(to *channels.Registry[caller], r *call, kernel string) (*connection, error) {
-	c, err := to.Add(r.Context(), kernel, r.who.Name, r.who)
+func (g *Gateway) open(to *channels.Registry[kernels.Caller], r *call, kernel string) (*connection, error) {
+	c, err := to.Add(r.Context(), kernel, r.Who.Name, r.Who)
 	var p *problem
 	switch {
 	case err == nil:
@@ -78,7 +79,7 @@ func (g *Gateway) open(to *channels.Registry[caller], r *call, kernel string) (*
 		return nil, err
 	}
 	p.retry = connectAgain
-	return nil, p.by(limitCheck)
+	return nil, p.by(kernels.LimitCheck)
 }
 
 // accept makes the handshakes of a websocket: with supervisor and client, or with the client alone while there is no
@@ -89,9 +90,10 @@ func (g *Gateway) accept(w http.ResponseWriter, r *call, c *connection, extra ht
 	case err == nil:
 		return channels.Join(w, up, extra)
 	case errors.Is(err, launcher.ErrNoSupervisor):
-		return g.lobby.Enter(w, r.Request, r.who.Name, g.awaited(r, c.Kernel), extra)
+		return g.lobby.Enter(w, r.Request, r.Who.Name, g.awaited(r, c.Kernel), extra)
 	case c.Context().Err() != nil && r.Context().Err() == nil:
-		return nil, &problem{status: http.StatusServiceUnavailable, err: context.Cause(c.Context()), message: unreachable}
+		return nil, &problem{status: http.StatusServiceUnavailable, err: context.Cause(c.Context()),
+			message: kernels.Unreachable}
 	}
 	return nil, g.explainUpgrade(r.Context(), c.Kernel, err)
 }
@@ -102,7 +104,7 @@ func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 		Wait: func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
 			return g.opts.Launcher.Wait(ctx, id, cond)
 		},
-		Reason: func(k launcher.Kernel) string { return k.Reason + g.explainWait(r.who, &k) },
+		Reason: func(k launcher.Kernel) string { return k.Reason + g.kernels.ExplainWait(r.Who, &k) },
 		Connect: func(ctx context.Context, subprotocol string) (*channels.Upstream, error) {
 			// The client's handshake is done, so the supervisor must choose the subprotocol that the client has.
 			r := r.clone()
@@ -112,7 +114,7 @@ func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 				r.Header.Set("Sec-Websocket-Protocol", subprotocol)
 			}
 			up, err := g.upgradeSupervisor(ctx, r, id)
-			var undelivered *undeliveredError
+			var undelivered *kernels.UndeliveredError
 			if err != nil && !errors.As(err, &undelivered) {
 				return nil, &channels.RejectedError{Text: problemOf(r, err).message}
 			}
@@ -124,35 +126,35 @@ func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 // follow logs and counts that a websocket was accepted. The function that it returns logs that it has ended, and why.
 func (g *Gateway) follow(r *call, c *connection) (ended func(cause error)) {
 	begun := time.Now()
-	r.kernel = c.Kernel
+	r.Kernel = c.Kernel
 	g.metrics.WebsocketOpened()
-	log := g.log.With(logkey.Kernel, c.Kernel, logkey.Remote, r.remote(), logkey.Request, r.id)
+	log := g.log.With(logkey.Kernel, c.Kernel, logkey.Remote, r.Remote, logkey.Request, r.ID)
 	if g.opts.Users != nil {
-		log = log.With(logkey.User, r.who.Name)
+		log = log.With(logkey.User, r.Who.Name)
 	}
 	log.Info("websocket opened")
-	e := r.entry("connect", "/api/kernels/{id}/channels")
-	e.Outcome, e.Status = auditDone, http.StatusSwitchingProtocols
-	g.audit.write(e)
+	e := r.Entry("connect", "/api/kernels/{id}/channels")
+	e.Outcome, e.Status = kernels.OutcomeDone, http.StatusSwitchingProtocols
+	g.kernels.Audit().Write(e)
 	return func(cause error) {
 		in, out := c.Bytes()
 		seconds := time.Since(begun).Seconds()
 		log.Info("websocket closed", logkey.Cause, cause, logkey.Took, time.Since(begun), logkey.In, in, logkey.Out, out)
 		e.Action, e.Status, e.Seconds, e.BytesIn, e.BytesOut = "disconnect", 0, &seconds, &in, &out
-		g.audit.write(e)
+		g.kernels.Audit().Write(e)
 	}
 }
 
 // explainUpgrade finds out what a failed handshake means: the kernel is unknown, or it cannot be reached now.
 func (g *Gateway) explainUpgrade(ctx context.Context, id string, err error) error {
-	var never *dialError
+	var never *kernels.DialError
 	if errors.As(err, &never) && errors.Is(err, launcher.ErrNotFound) {
 		// A dead kernel can still be looked at, so its websocket is not "not found".
-		if _, kernelErr := g.kernel(ctx, id); kernelErr != nil {
+		if _, kernelErr := g.kernels.Kernel(ctx, id); kernelErr != nil {
 			return kernelErr
 		}
 	}
-	return g.explain(ctx, id, err)
+	return g.kernels.Explain(ctx, id, err)
 }
 
 // isUpgrade reports whether a request asks for a websocket as RFC 6455 section 4.1 defines it.
@@ -177,7 +179,7 @@ func hasToken(h http.Header, name, token string) bool {
 // compresses reports whether the supervisor may compress messages to the client. It does not within one machine, where
 // it would only cost time. A request that a proxy of this machine has forwarded comes from another one.
 func (g *Gateway) compresses(r *call) bool {
-	ip := net.ParseIP(r.remote())
+	ip := net.ParseIP(r.Remote)
 	local := ip == nil || ip.IsLoopback()
 	return g.opts.CompressWebsockets && (!local || r.Header.Get("X-Forwarded-For") != "")
 }
@@ -186,7 +188,7 @@ func (g *Gateway) compresses(r *call) bool {
 func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*channels.Upstream, error) {
 	ctx, cancel := context.WithTimeout(ctx, upgradeTime)
 	defer cancel()
-	out, err := g.outgoing(ctx, r, id, http.MethodGet, "channels")
+	out, err := g.outgoing(ctx, &r.Act, id, http.MethodGet, "channels", g.queryOf(r.Request))
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +205,7 @@ func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*c
 	case err == nil:
 		return up, nil
 	case !errors.As(err, &answered):
-		return nil, &undeliveredError{err}
+		return nil, &kernels.UndeliveredError{Err: err}
 	case answered.Status == http.StatusMisdirectedRequest:
 		g.transport.CloseIdleConnections()
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
-	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
@@ -25,8 +25,8 @@ func usageCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comm
 		OnUsageError: refuseUsage,
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "since", Value: "24h", Usage: "a `TIME` like 2006-01-02T15:04:05Z, or how long ago"},
-			&cli.StringFlag{Name: "by", Value: gateway.UsageByUser,
-				Usage: "`GROUP`: " + strings.Join(gateway.UsageGroups, ", ")},
+			&cli.StringFlag{Name: "by", Value: kernels.UsageByUser,
+				Usage: "`GROUP`: " + strings.Join(kernels.UsageGroups, ", ")},
 			outputFlag,
 		}, gatewayFlags(), settingFlags("state-dir")),
 		Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, showUsage) },
@@ -37,10 +37,10 @@ func usageCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comm
 // have the same kernels.
 func showUsage(ctx context.Context, r *kernelRun) error {
 	by := r.c.String("by")
-	if !slices.Contains(gateway.UsageGroups, by) {
-		return &usageError{fmt.Errorf("--by %q is not %s", by, strings.Join(gateway.UsageGroups, ", "))}
+	if !slices.Contains(kernels.UsageGroups, by) {
+		return &usageError{fmt.Errorf("--by %q is not %s", by, strings.Join(kernels.UsageGroups, ", "))}
 	}
-	var all []gateway.UsageRow
+	var all []kernels.UsageRow
 	known := map[string]bool{}
 	for _, g := range r.gateways {
 		answer, err := g.usage(ctx, r.c.String("since"))
@@ -54,21 +54,21 @@ func showUsage(ctx context.Context, r *kernelRun) error {
 			}
 		}
 	}
-	return r.format.printUsage(r.c.App.Writer, gateway.GroupUsage(all, by), by)
+	return r.format.printUsage(r.c.App.Writer, kernels.GroupUsage(all, by), by)
 }
 
 // usage asks for the usage of each kernel.
-func (g *gatewayClient) usage(ctx context.Context, since string) (answer gateway.Usage, err error) {
-	query := url.Values{"since": {since}, "by": {gateway.UsageByKernel}}
+func (g *gatewayClient) usage(ctx context.Context, since string) (answer kernels.Usage, err error) {
+	query := url.Values{"since": {since}, "by": {kernels.UsageByKernel}}
 	return answer, g.read(ctx, "api/usage", query, "the usage", &answer)
 }
 
 // printUsage prints usage that is grouped.
-func (f outputFormat) printUsage(w io.Writer, rows []gateway.UsageRow, by string) error {
+func (f outputFormat) printUsage(w io.Writer, rows []kernels.UsageRow, by string) error {
 	switch f {
 	case formatJSON, formatYAML:
 		if rows == nil {
-			rows = []gateway.UsageRow{}
+			rows = []kernels.UsageRow{}
 		}
 		return f.printValue(w, rows)
 	case formatName:
@@ -86,7 +86,7 @@ func (f outputFormat) printUsage(w io.Writer, rows []gateway.UsageRow, by string
 	head := []string{strings.ToUpper(by), "KERNELS", "GPU HOURS", "BUSY HOURS", "BUSY"}
 	if f == formatWide {
 		head = append(head, "MEASURED")
-		if by == gateway.UsageByKernel {
+		if by == kernels.UsageByKernel {
 			head = append(head, "USER", "SPEC", "FLAVOR", "ENDED")
 		}
 	}
@@ -96,7 +96,7 @@ func (f outputFormat) printUsage(w io.Writer, rows []gateway.UsageRow, by string
 			percent(row.Busy, row.Measured)}
 		if f == formatWide {
 			cells = append(cells, percent(row.Measured, row.Held))
-			if by == gateway.UsageByKernel {
+			if by == kernels.UsageByKernel {
 				cells = append(cells, row.Owner, row.Spec, row.Flavor, row.Ended)
 			}
 		}

@@ -4,12 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 )
 
 // TestPrintUsage compares whole outputs.
 func TestPrintUsage(t *testing.T) {
-	kernels := []gateway.UsageRow{
+	rows := []kernels.UsageRow{
 		{Name: kernelA, Kernels: 1, Held: 7200, Measured: 3600, Busy: 1800, Owner: "ann", Spec: "python3", Flavor: "t4",
 			GPUs: 1000},
 		{Name: kernelF, Kernels: 1, Held: 3600, Owner: "bob\x1b[31m", Spec: "r", Ended: "2026-01-02T15:04:05.000000Z"},
@@ -18,32 +18,32 @@ func TestPrintUsage(t *testing.T) {
 		name   string
 		format outputFormat
 		by     string
-		rows   []gateway.UsageRow
+		rows   []kernels.UsageRow
 		want   string
 	}{
-		{"users", formatTable, gateway.UsageByUser, kernels, "" +
+		{"users", formatTable, kernels.UsageByUser, rows, "" +
 			"USER          KERNELS   GPU HOURS   BUSY HOURS   BUSY\n" +
 			"ann           1         2.00        0.50         50%\n" +
 			"bob\\x1b[31m   1         1.00        0.00         -\n"},
-		{"flavors, wide", formatWide, gateway.UsageByFlavor, kernels, "" +
+		{"flavors, wide", formatWide, kernels.UsageByFlavor, rows, "" +
 			"FLAVOR   KERNELS   GPU HOURS   BUSY HOURS   BUSY   MEASURED\n" +
 			"t4       1         2.00        0.50         50%    50%\n" +
 			"-        1         1.00        0.00         -      0%\n"},
-		{"no usage", formatTable, gateway.UsageByUser, nil, "No GPUs were held.\n"},
-		{"names", formatName, gateway.UsageBySpec, kernels, "python3\nr\n"},
-		{"json", formatJSON, gateway.UsageByUser, kernels[:1], `[
+		{"no usage", formatTable, kernels.UsageByUser, nil, "No GPUs were held.\n"},
+		{"names", formatName, kernels.UsageBySpec, rows, "python3\nr\n"},
+		{"json", formatJSON, kernels.UsageByUser, rows[:1], `[
   {
     "name": "ann",
-    "kernels": 1,
+    "rows": 1,
     "held_seconds": 7200,
     "measured_seconds": 3600,
     "busy_seconds": 1800
   }
 ]
 `},
-		{"no usage in json", formatJSON, gateway.UsageByUser, nil, "[]\n"},
-		{"yaml", formatYAML, gateway.UsageBySpec, kernels[1:], `- name: "r"
-  kernels: 1
+		{"no usage in json", formatJSON, kernels.UsageByUser, nil, "[]\n"},
+		{"yaml", formatYAML, kernels.UsageBySpec, rows[1:], `- name: "r"
+  rows: 1
   held_seconds: 3600
   measured_seconds: 0
   busy_seconds: 0
@@ -51,13 +51,13 @@ func TestPrintUsage(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var b strings.Builder
-			if err := tt.format.printUsage(&b, gateway.GroupUsage(tt.rows, tt.by), tt.by); err != nil || b.String() != tt.want {
+			if err := tt.format.printUsage(&b, kernels.GroupUsage(tt.rows, tt.by), tt.by); err != nil || b.String() != tt.want {
 				t.Errorf("got\n%s\n%v, want\n%s", b.String(), err, tt.want)
 			}
 		})
 	}
 	var b strings.Builder
-	if err := formatWide.printUsage(&b, kernels, gateway.UsageByKernel); err != nil ||
+	if err := formatWide.printUsage(&b, rows, kernels.UsageByKernel); err != nil ||
 		!strings.Contains(b.String(), "MEASURED   USER") || !strings.Contains(b.String(), "2026-01-02T15:04:05.000000Z") {
 		t.Errorf("got\n%s\n%v", b.String(), err)
 	}

@@ -2,7 +2,6 @@ package channels
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -10,18 +9,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
-
-// StartingText says that a kernel is starting and, where the reason is known, what it waits for.
-func StartingText(reason string) string {
-	if reason == "" {
-		return "The kernel is starting."
-	}
-	return "The kernel is starting: " + sentence(reason)
-}
-
-// sentence ends a text with one full stop.
-func sentence(text string) string { return strings.TrimRight(text, ". ") + "." }
 
 // setReason notes why the kernel is not there, and shows it.
 func (c *Waiting) setReason(reason string) error {
@@ -36,7 +25,7 @@ func (c *Waiting) showReasonLocked() error {
 	if time.Since(c.began) < lobbyPatience {
 		return nil
 	}
-	return c.showLocked(StartingText(c.reason))
+	return c.showLocked(launcher.StartingText(c.reason))
 }
 
 // showLocked replaces the text under the first cell; "" removes it. Before the first cell nothing is shown.
@@ -62,7 +51,7 @@ func (c *Waiting) showLocked(text string) error {
 func (c *Waiting) reportDeath(reason string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.showLocked("The kernel is dead: " + sentence(reason)); err != nil {
+	if err := c.showLocked("The kernel is dead: " + launcher.Sentence(reason)); err != nil {
 		return err
 	}
 	for _, req := range c.requests {

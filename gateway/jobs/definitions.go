@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/schedule"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -50,11 +51,11 @@ type Change struct {
 // definition is the record of a Definition.
 type definition struct {
 	Definition
-	Author   Author          `json:"author"`
-	Start    json.RawMessage `json:"start"`
-	Language string          `json:"language,omitempty"`
-	Source   string          `json:"source"` // record of its notebook
-	Since    time.Time       `json:"since"`  // jobs are due after this time
+	Author   Author       `json:"author"`
+	Start    kernels.Wish `json:"start"`
+	Language string       `json:"language,omitempty"`
+	Source   string       `json:"source"` // record of its notebook
+	Since    time.Time    `json:"since"`  // jobs are due after this time
 
 	version string // as it was read
 }

@@ -2,12 +2,12 @@ package jobs
 
 import (
 	"context"
-	"encoding/json"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
@@ -20,10 +20,10 @@ type freezing struct {
 	frozen atomic.Bool
 }
 
-func (f *freezing) Start(ctx context.Context, author Author, id string, body json.RawMessage) error {
+func (f *freezing) Start(ctx context.Context, author Author, id string, wish kernels.Wish) error {
 	f.frozen.Store(true)
 	<-f.thaw
-	return f.cluster.Start(ctx, author, id, body)
+	return f.cluster.Start(ctx, author, id, wish)
 }
 
 func (f *freezing) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {

@@ -39,6 +39,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 )
 
 // State says how far a job is.
@@ -137,9 +138,9 @@ type Submission struct {
 	Template
 	Notebook []byte
 	Author   Author
-	Start    json.RawMessage // the body of the request for its kernel, without kernel_id
-	Language string          // of the kernelspec
-	Token    string          // the same submission again returns the same job; "" for none
+	Start    kernels.Wish // what its kernel is; without an id
+	Language string       // of the kernelspec
+	Token    string       // the same submission again returns the same job; "" for none
 
 	// Of a job that goes on in its author's kernel; "" for others.
 	Kernel string

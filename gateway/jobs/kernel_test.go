@@ -12,13 +12,14 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
 func submissionIn(kernel string, then Then) Submission {
 	s := submission("ann", "rest")
-	s.Kernel, s.Then, s.Start = kernel, then, json.RawMessage("{}")
+	s.Kernel, s.Then, s.Start = kernel, then, kernels.Wish{}
 	return s
 }
 

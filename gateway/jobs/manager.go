@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -43,10 +43,10 @@ type Policy struct {
 
 // Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
 type Kernels interface {
-	// Start starts a kernel with an id on behalf of an author, and returns when it is being started. body is
-	// Submission.Start. The same start may be repeated. The error is a *WaitError if it may succeed later, and
-	// a *RefusedError if it never will. Others have a text for the author.
-	Start(ctx context.Context, author Author, id string, body json.RawMessage) error
+	// Start starts a kernel with an id on behalf of an author, and returns when it is being started. The same start may
+	// be repeated. The error is a *WaitError if it may succeed later, and a *RefusedError if it never will. Others have
+	// a text for the author.
+	Start(ctx context.Context, author Author, id string, wish kernels.Wish) error
 	// Up returns when the kernel is up. It calls waits with each reason for which the kernel waits. The error is a
 	// *WaitError or has a text for the author, or is ctx's.
 	Up(ctx context.Context, id string, waits func(reason string)) error

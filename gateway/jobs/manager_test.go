@@ -18,6 +18,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
@@ -87,13 +88,13 @@ func (c *cluster) started() []string {
 	return slices.Clone(c.starts)
 }
 
-func (c *cluster) Start(_ context.Context, author Author, id string, body json.RawMessage) error {
+func (c *cluster) Start(_ context.Context, author Author, id string, wish kernels.Wish) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, there := c.alive[id]; there {
 		return nil
 	}
-	if string(body) == `{"name":"broken"}` {
+	if wish.Name == "broken" {
 		return errors.New("its image does not exist")
 	}
 	living := 0
@@ -179,7 +180,7 @@ const source = `{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[` +
 
 func submission(owner, name string) Submission {
 	return Submission{Template: Template{Name: name, Owner: owner, Kernelspec: "python3"}, Notebook: []byte(source),
-		Author: Author{Name: owner}, Start: json.RawMessage(`{"name":"python3"}`), Language: "python"}
+		Author: Author{Name: owner}, Start: kernels.Wish{Name: "python3"}, Language: "python"}
 }
 
 // saves stores a notebook as a run does.
@@ -448,7 +449,7 @@ func TestManager_EndsOfJobs(t *testing.T) {
 		timeout := submit(t, m, short)
 		stopped := submit(t, m, submission("ann", "stopped"))
 		broken := submission("ann", "broken")
-		broken.Start, broken.Retries = json.RawMessage(`{"name":"broken"}`), 2
+		broken.Start.Name, broken.Retries = "broken", 2
 		failed := submit(t, m, broken)
 		time.Sleep(30 * time.Second)
 		if err := m.Remove(t.Context(), stopped); !errors.Is(err, ErrRuns) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -33,10 +34,10 @@ var errForm = &InvalidError{"the job has no notebook: " + reasonForm}
 type entry struct {
 	Form int `json:"form"`
 	Job
-	Author   Author          `json:"author"`
-	Start    json.RawMessage `json:"start"`
-	Language string          `json:"language,omitempty"`
-	From     string          `json:"from,omitempty"` // Submission.From
+	Author   Author       `json:"author"`
+	Start    kernels.Wish `json:"start"`
+	Language string       `json:"language,omitempty"`
+	From     string       `json:"from,omitempty"` // Submission.From
 
 	// A job in its author's kernel that may be refused, because another one may have the kernel; see Manager.occupy.
 	Pending bool `json:"pending,omitempty"`

@@ -85,6 +85,9 @@ func TestHouse_Imports(t *testing.T) {
 			if r := rel(i); r != "" && roof(r) != name && !slices.Contains(allowed, r) && !slices.Contains(forAll, r) {
 				t.Errorf("%s imports %s, which points the wrong way", name, r)
 			}
+			if slices.Contains(mustNotImport[name], i) {
+				t.Errorf("%s imports %s", name, i)
+			}
 			checkDoor(t, name, i, false)
 		}
 		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {

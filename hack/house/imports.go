@@ -10,6 +10,7 @@ var mayImport = map[string][]string{
 		"gateway",
 		"gateway/identity",
 		"gateway/jobs",
+		"gateway/kernels",
 		"gateway/limits",
 		"kernelspecs",
 		"launcher/kube",
@@ -25,6 +26,7 @@ var mayImport = map[string][]string{
 		"gateway",
 		"gateway/identity",
 		"gateway/jobs",
+		"gateway/kernels",
 		"gateway/limits",
 		"gateway/metrics",
 		"jupyter",
@@ -56,6 +58,7 @@ var mayImport = map[string][]string{
 		"gateway/identity",
 		"gateway/jobs",
 		"gateway/jobs/notebook",
+		"gateway/kernels",
 		"gateway/limits",
 		"gateway/metrics",
 		"jupyter",
@@ -67,8 +70,19 @@ var mayImport = map[string][]string{
 		"launcher/gpu",
 		"launcher/supervisor/api",
 	},
-	"gateway/identity":      {},
-	"gateway/jobs":          {"gateway/jobs/notebook", "gateway/jobs/schedule", "launcher"},
+	"gateway/identity": {},
+	"gateway/jobs": {"gateway/identity", "gateway/jobs/notebook", "gateway/jobs/schedule", "gateway/kernels", "launcher",
+		"launcher/supervisor/api"},
+	"gateway/kernels": {
+		"gateway/identity",
+		"gateway/limits",
+		"gateway/metrics",
+		"kernelspecs",
+		"launcher",
+		"launcher/flavor",
+		"launcher/gpu",
+		"launcher/supervisor/api",
+	},
 	"gateway/jobs/notebook": {"jupyter", "jupyter/notice"},
 	"gateway/jobs/schedule": {},
 	"gateway/metrics":       {"launcher", "launcher/supervisor/api"},
@@ -219,6 +233,11 @@ var mayImport = map[string][]string{
 	"launcher/follow":  {"launcher", "launcher/supervisor/api"},
 	"gateway/channels": {"jupyter", "jupyter/framing", "jupyter/notice", "launcher", "launcher/supervisor/api"},
 	"python/ekg-migrate/ekg_migrate/enterprise": {},
+}
+
+// mustNotImport lists what a package's own code may not import, although it is of the standard library.
+var mustNotImport = map[string][]string{
+	"gateway/kernels": {"net/http"}, // clients and jobs call it alike
 }
 
 // forAll lists the packages of this module that every other may import.

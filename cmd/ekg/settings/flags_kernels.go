@@ -3,7 +3,7 @@ package settings
 import (
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -40,7 +40,7 @@ var kernelSettings = []group{
 		},
 		{
 			Name: "start-wait", Env: []string{"EKG_START_WAIT"},
-			def: gateway.DefaultStartWait.String(), field: "StartWait",
+			def: kernels.DefaultStartWait.String(), field: "StartWait",
 			value: duration(func(s *Settings) *time.Duration { return &s.StartWait }),
 			Usage: "how long a request for a kernel waits until the kernel runs, for example 5s or 1m. The start goes on " +
 				"after that",

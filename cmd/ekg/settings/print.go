@@ -13,6 +13,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -89,26 +90,24 @@ func yamlLine(o Option, texts []string) (string, error) {
 // launcher.
 func (s *Settings) GatewayOptions() gateway.Options {
 	return gateway.Options{
-		Token:          s.Token,
-		BaseURL:        s.BaseURL,
-		AllowOrigins:   s.AllowOrigins,
-		CheckHost:      s.checksHost(),
-		AllowHosts:     s.AllowHosts,
-		DefaultKernel:  s.DefaultKernel,
-		FlavorsAsSpecs: s.FlavorsAsSpecs,
-		StartWait:      s.StartWait,
-		ClientEnv:      s.ClientEnv,
-		MaxBody:        s.MaxBody,
-
-		ProfilesAsSpecs: s.ProfilesAsSpecs,
-
-		CompressWebsockets: s.CompressWebsockets,
-
-		StartsPerMinute:      s.StartsPerMinute,
+		Options: kernels.Options{
+			DefaultKernel:   s.DefaultKernel,
+			FlavorsAsSpecs:  s.FlavorsAsSpecs,
+			ProfilesAsSpecs: s.ProfilesAsSpecs,
+			StartWait:       s.StartWait,
+			ClientEnv:       s.ClientEnv,
+			StartsPerMinute: s.StartsPerMinute,
+		},
+		Token:                s.Token,
+		BaseURL:              s.BaseURL,
+		AllowOrigins:         s.AllowOrigins,
+		CheckHost:            s.checksHost(),
+		AllowHosts:           s.AllowHosts,
+		MaxBody:              s.MaxBody,
+		CompressWebsockets:   s.CompressWebsockets,
 		ConnectionsPerUser:   s.ConnectionsPerUser,
 		ConnectionsPerKernel: s.ConnectionsPerKernel,
-
-		Jobs: s.Jobs,
+		Jobs:                 s.Jobs,
 	}
 }
 
@@ -129,7 +128,7 @@ func (s *Settings) checkGateway() error {
 	}
 	o := s.GatewayOptions()
 	err := o.Validate()
-	var wrong *gateway.OptionError
+	var wrong *kernels.OptionError
 	if !errors.As(err, &wrong) {
 		return err
 	}

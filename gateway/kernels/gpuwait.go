@@ -1,4 +1,4 @@
-package gateway
+package kernels
 
 import (
 	"context"
@@ -38,22 +38,22 @@ type rooms struct {
 
 // read returns rooms that are at most roomsTime old. Both are nil if the launcher does not know GPUs, or cannot tell
 // them at present.
-func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, map[string]heldFlavor) {
-	viewer, ok := g.opts.Launcher.(launcher.GPUViewer)
-	if !ok || g.opts.Flavors == nil {
+func (r *rooms) read(s *Service) (map[string]launcher.GPURoom, map[string]heldFlavor) {
+	viewer, ok := s.launcher.(launcher.GPUViewer)
+	if !ok || s.opts.Flavors == nil {
 		return nil, nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.at.IsZero() && time.Since(s.at) < roomsTime {
-		return s.room, s.held
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.at.IsZero() && time.Since(r.at) < roomsTime {
+		return r.room, r.held
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTime) // for all requests that read it
+	ctx, cancel := context.WithTimeout(context.Background(), ReadTime) // for all requests that read it
 	defer cancel()
-	room, view, err := viewer.FlavorRoom(ctx, g.opts.Flavors.List())
-	s.at, s.room, s.held = time.Now(), nil, nil
+	room, view, err := viewer.FlavorRoom(ctx, s.opts.Flavors.List())
+	r.at, r.room, r.held = time.Now(), nil, nil
 	if err != nil {
-		g.log.Warn("it is not known which GPUs are free", logkey.Err, err)
+		s.log.Warn("it is not known which GPUs are free", logkey.Err, err)
 		return nil, nil // the reason stays as the launcher gives it
 	}
 	held := holders{}
@@ -64,11 +64,18 @@ func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, map[string]heldFl
 			}
 		}
 	}
-	s.room, s.held = room, map[string]heldFlavor{}
+	r.room, r.held = room, map[string]heldFlavor{}
 	for flavor, byOwner := range held {
-		s.held[flavor] = sumHolders(byOwner)
+		r.held[flavor] = sumHolders(byOwner)
 	}
-	return s.room, s.held
+	return r.room, r.held
+}
+
+// RoomFor returns for how many kernels of each flavor there is room, by its name. It has no flavors if that is not
+// known.
+func (s *Service) RoomFor() map[string]launcher.GPURoom {
+	room, _ := s.rooms.read(s)
+	return room
 }
 
 func (all holders) add(h launcher.GPUHolder) {
@@ -84,23 +91,23 @@ func (all holders) add(h launcher.GPUHolder) {
 	all[h.Flavor][h.Owner][h.Kernel] = true
 }
 
-// explainWait returns what a kernel's reason adds while the kernel waits for a GPU of its flavor: how many kernels have
+// ExplainWait returns what a kernel's reason adds while the kernel waits for a GPU of its flavor: how many kernels have
 // one, of whom, how long it usually takes, and which other flavors are free. Users read numbers, and admins names.
-func (g *Gateway) explainWait(who caller, k *launcher.Kernel) string {
+func (s *Service) ExplainWait(who Caller, k *launcher.Kernel) string {
 	if k.State != api.Starting || k.Flavor == "" || k.Reason == "" {
 		return ""
 	}
-	room, held := g.rooms.read(g)
+	room, held := s.rooms.read(s)
 	own, known := room[k.Flavor]
 	if !known || own.Free > 0 {
 		return "" // it waits for something else
 	}
 	text := "; " + holdersText(k.Flavor, own, held[k.Flavor], who)
-	if usual, ok := g.metrics.UsualGPUWait(k.Flavor); ok {
+	if usual, ok := s.metrics.UsualGPUWait(k.Flavor); ok {
 		text += "; a start with it usually waits " + shortTime(usual)
 	}
 	var free []string
-	for _, f := range g.flavorsOf(who) {
+	for _, f := range s.FlavorsOf(who) {
 		if r := room[f.Name]; r.Free > 0 && f.Name != k.Flavor && len(free) < maxShownNames {
 			free = append(free, f.Name)
 		}
@@ -112,10 +119,10 @@ func (g *Gateway) explainWait(who caller, k *launcher.Kernel) string {
 }
 
 // holdersText is like "3 of at most 8 kernels with t4 run, of 2 users".
-func holdersText(flavor string, room launcher.GPURoom, held heldFlavor, who caller) string {
+func holdersText(flavor string, room launcher.GPURoom, held heldFlavor, who Caller) string {
 	text := fmt.Sprintf("%d of at most %d kernels with the flavor %s run", held.kernels, room.Total, flavor)
 	switch {
-	case held.kernels == 0 || who.sole:
+	case held.kernels == 0 || who.Sole:
 		return text
 	case !who.Admin:
 		return text + fmt.Sprintf(", of %d %s", held.users, plural(held.users, "user"))
@@ -137,7 +144,7 @@ func sumHolders(byOwner map[string]map[string]bool) heldFlavor {
 	})
 	var names []string
 	for _, owner := range owners[:min(len(owners), maxShownNames)] {
-		names = append(names, fmt.Sprintf("%s %d", shorten(owner, maxRepeated), len(byOwner[owner])))
+		names = append(names, fmt.Sprintf("%s %d", Shorten(owner), len(byOwner[owner])))
 	}
 	if more := len(owners) - len(names); more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))

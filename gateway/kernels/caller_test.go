@@ -1,4 +1,4 @@
-package gateway
+package kernels
 
 import (
 	"context"
@@ -29,15 +29,15 @@ func (l *listerForUsers) KernelsFor(_ context.Context, user string, groups []str
 }
 
 // All kernels are listed only for callers who may see them.
-func TestKernelsOf(t *testing.T) {
+func TestService_List(t *testing.T) {
 	l := &listerForUsers{kernels: []launcher.Kernel{{ID: "1", Owner: "ann"}, {ID: "2", Owner: "bob"}}}
-	g := &Gateway{opts: Options{Launcher: l}}
-	all, err := g.kernelsOf(t.Context(), caller{User: identity.User{Name: "ann", Groups: []string{"team"}}})
+	s := New(Options{Launcher: l}, nil)
+	all, err := s.List(t.Context(), Caller{User: identity.User{Name: "ann", Groups: []string{"team"}}})
 	if err != nil || len(all) != 1 || all[0].ID != "1" || !slices.Equal(l.asked, []string{"ann", "team"}) {
 		t.Errorf("%+v, %v, asked for %v", all, err, l.asked)
 	}
-	for _, who := range []caller{soleOwner(), {User: identity.User{Name: "root", Admin: true}}} {
-		if _, err := g.kernelsOf(t.Context(), who); !errors.Is(err, errAllListed) {
+	for _, who := range []Caller{SoleOwner(), {User: identity.User{Name: "root", Admin: true}}} {
+		if _, err := s.List(t.Context(), who); !errors.Is(err, errAllListed) {
 			t.Errorf("%s: %v", who.Name, err)
 		}
 	}

@@ -1,10 +1,9 @@
-package gateway
+package kernels
 
 import (
 	"cmp"
 	"context"
 	"math"
-	"net/http"
 	"slices"
 	"time"
 
@@ -55,38 +54,38 @@ type UsageRow struct {
 	Ended   string     `json:"ended_at,omitempty"` // absent while it lives
 }
 
-// getUsage answers with the usage of GPUs: of the caller's own kernels, and for an admin of all.
-func (g *Gateway) getUsage(w http.ResponseWriter, r *call) error {
-	query := r.URL.Query()
+// Usage returns the usage of GPUs: of the caller's own kernels, and for an admin of all. The texts are those of the
+// parameters since, by and step; "" is their default.
+func (s *Service) Usage(ctx context.Context, who Caller, since, by, step string) (Usage, error) {
 	now := time.Now()
-	since := now.Add(-defaultUsageTime)
-	if text := query.Get("since"); text != "" {
+	from := now.Add(-defaultUsageTime)
+	if since != "" {
 		var err error
-		if since, err = usageSince(text, now); err != nil {
-			return err
+		if from, err = usageSince(since, now); err != nil {
+			return Usage{}, err
 		}
 	}
-	by := cmp.Or(query.Get("by"), UsageByUser)
+	by = cmp.Or(by, UsageByUser)
 	if !slices.Contains(UsageGroups, by) {
-		return refuse(http.StatusBadRequest, "The parameter by is not user, spec, flavor or kernel.")
+		return Usage{}, refuse(Invalid, "The parameter by is not user, spec, flavor or kernel.")
 	}
-	step, err := usageStep(query.Get("step"), since, now)
+	length, err := usageStep(step, from, now)
 	if err != nil {
-		return err
+		return Usage{}, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), readTime)
+	ctx, cancel := context.WithTimeout(ctx, ReadTime)
 	defer cancel()
-	all, err := g.opts.Launcher.Usage(ctx)
+	all, err := s.launcher.Usage(ctx)
 	if err != nil {
-		return err
+		return Usage{}, err
 	}
 	var own []launcher.KernelUsage
 	rows := []UsageRow{}
 	for _, u := range all {
-		if u.Started.IsZero() || !r.who.owns(u.Owner) {
+		if u.Started.IsZero() || !who.Owns(u.Owner) {
 			continue
 		}
-		row, ok := usageRow(u, since, now)
+		row, ok := usageRow(u, from, now)
 		if !ok {
 			continue
 		}
@@ -95,25 +94,46 @@ func (g *Gateway) getUsage(w http.ResponseWriter, r *call) error {
 			rows = append(rows, row)
 		}
 	}
-	answer := Usage{Since: api.Timestamp(since), Until: api.Timestamp(now), By: by, Usage: GroupUsage(rows, by)}
-	if step > 0 {
-		answer.Steps = stepsOf(own, by, step, since, now)
+	answer := Usage{Since: api.Timestamp(from), Until: api.Timestamp(now), By: by, Usage: GroupUsage(rows, by)}
+	if length > 0 {
+		answer.Steps = stepsOf(own, by, length, from, now)
 	}
-	return writeJSON(w, http.StatusOK, answer)
+	return answer, nil
+}
+
+// GPUSeconds returns for how long a kernel has held GPUs after a time. It returns 0 for a kernel that ended more than
+// some days ago.
+func (s *Service) GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error) {
+	all, err := s.launcher.Usage(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return GPUSecondsOf(all, id, since, time.Now()), nil
+}
+
+// GPUSecondsOf returns for how long one of several kernels has held GPUs between two times.
+func GPUSecondsOf(all []launcher.KernelUsage, id string, since, until time.Time) float64 {
+	for i := range all {
+		if all[i].ID == id && !all[i].Started.IsZero() {
+			row, _ := usageRow(all[i], since, until)
+			return row.Held
+		}
+	}
+	return 0
 }
 
 // usageSince reads the parameter since: a time before now, or a duration before now.
 func usageSince(text string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
 		if !at.Before(now) {
-			return time.Time{}, refuse(http.StatusBadRequest, "The parameter since is in the future.")
+			return time.Time{}, refuse(Invalid, "The parameter since is in the future.")
 		}
 		return at, nil
 	}
 	if d, err := time.ParseDuration(text); err == nil && d > 0 {
 		return now.Add(-d), nil
 	}
-	return time.Time{}, refuse(http.StatusBadRequest,
+	return time.Time{}, refuse(Invalid,
 		"The parameter since is neither a time like 2006-01-02T15:04:05Z nor a duration like 24h.")
 }
 
@@ -139,14 +159,14 @@ func usageRow(u launcher.KernelUsage, since, until time.Time) (UsageRow, bool) {
 		return row, false
 	}
 	part := u.GPUs.Float() * float64(held) / float64(whole)
-	row.Held = seconds(u.GPUs.Float() * held.Seconds())
-	row.Measured = seconds(part * min(u.GPUUse.Measured, whole).Seconds())
-	row.Busy = seconds(part * max(0, min(u.GPUUse.Busy, u.GPUUse.Measured, whole)).Seconds())
+	row.Held = Seconds(u.GPUs.Float() * held.Seconds())
+	row.Measured = Seconds(part * min(u.GPUUse.Measured, whole).Seconds())
+	row.Busy = Seconds(part * max(0, min(u.GPUUse.Busy, u.GPUUse.Measured, whole)).Seconds())
 	return row, true
 }
 
-// seconds rounds to milliseconds.
-func seconds(s float64) float64 { return math.Round(max(0, s)*1000) / 1000 }
+// Seconds rounds to milliseconds.
+func Seconds(s float64) float64 { return math.Round(max(0, s)*1000) / 1000 }
 
 // GroupUsage sums the rows of kernels by one of UsageGroups. The group that held most comes first.
 func GroupUsage(kernels []UsageRow, by string) []UsageRow {
@@ -164,8 +184,8 @@ func GroupUsage(kernels []UsageRow, by string) []UsageRow {
 			}
 			row := &rows[i]
 			row.Kernels++
-			row.Held, row.Measured, row.Busy = seconds(row.Held+k.Held), seconds(row.Measured+k.Measured),
-				seconds(row.Busy+k.Busy)
+			row.Held, row.Measured, row.Busy = Seconds(row.Held+k.Held), Seconds(row.Measured+k.Measured),
+				Seconds(row.Busy+k.Busy)
 		}
 	}
 	slices.SortStableFunc(rows, func(a, b UsageRow) int {

@@ -1,9 +1,8 @@
-package gateway
+package kernels
 
 import (
 	"cmp"
 	"maps"
-	"net/http"
 	"slices"
 	"time"
 
@@ -43,12 +42,12 @@ func usageStep(text string, since, until time.Time) (time.Duration, error) {
 	step, err := time.ParseDuration(text)
 	switch {
 	case err != nil || step < leastUsageStep:
-		return 0, refuse(http.StatusBadRequest, "The parameter step is not a duration like 1h of at least %v.",
+		return 0, refuse(Invalid, "The parameter step is not a duration like 1h of at least %v.",
 			leastUsageStep)
 	case until.Sub(since) > mostUsageTime:
-		return 0, refuse(http.StatusBadRequest, "A parameter since of more than 100 years ago cannot be divided into steps.")
+		return 0, refuse(Invalid, "A parameter since of more than 100 years ago cannot be divided into steps.")
 	case (until.Sub(since)-1)/step >= usageSteps:
-		return 0, refuse(http.StatusBadRequest, "There are at most %d steps; choose a longer step or a later since.",
+		return 0, refuse(Invalid, "There are at most %d steps; choose a longer step or a later since.",
 			usageSteps)
 	}
 	return step, nil
@@ -156,7 +155,7 @@ func (s *UsageSeries) addKernel(u *launcher.KernelUsage, step time.Duration, sin
 // round rounds the series to milliseconds.
 func (s *UsageSeries) round() {
 	for i := range s.Lived {
-		s.Lived[i], s.Held[i], s.Busy[i] = seconds(s.Lived[i]), seconds(s.Held[i]), seconds(s.Busy[i])
+		s.Lived[i], s.Held[i], s.Busy[i] = Seconds(s.Lived[i]), Seconds(s.Held[i]), Seconds(s.Busy[i])
 	}
 }
 

@@ -1,7 +1,6 @@
-package gateway
+package kernels
 
 import (
-	"net/http"
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -27,12 +26,12 @@ func shownWithProfile(spec kernelspecs.Spec) kernelspecs.Spec {
 
 // splitProfiled returns the kernelspec with its profile for a name that shownWithProfile has made. ok is false for
 // other names. The spec has its own name.
-func (g *Gateway) splitProfiled(name string) (kernelspecs.Spec, bool) {
+func (s *Service) splitProfiled(name string) (kernelspecs.Spec, bool) {
 	at := strings.LastIndex(name, flavorSeparator)
-	if !g.opts.ProfilesAsSpecs || at < 0 {
+	if !s.opts.ProfilesAsSpecs || at < 0 {
 		return kernelspecs.Spec{}, false
 	}
-	spec, ok := g.opts.Specs.Get(name[:at])
+	spec, ok := s.opts.Specs.Get(name[:at])
 	if !ok {
 		return spec, false
 	}
@@ -61,22 +60,22 @@ func chooseProfile(req *launcher.Request) error {
 		for _, p := range profiles {
 			names = append(names, p.Name)
 		}
-		return refuse(http.StatusBadRequest, "Kernel spec %s has no profile %q. It has: %s.", req.Spec.Name,
-			shorten(name, maxRepeated), strings.Join(names, ", "))
+		return refuse(Invalid, "Kernel spec %s has no profile %q. It has: %s.", req.Spec.Name,
+			Shorten(name), strings.Join(names, ", "))
 	}
 	req.Spec = with
 	return nil
 }
 
 // profiledName returns the name under which a front end finds the kernelspec of a kernel with a profile.
-func (g *Gateway) profiledName(k *launcher.Kernel) (string, bool) {
-	if !g.opts.ProfilesAsSpecs || k.Profile == "" {
+func (s *Service) profiledName(k *launcher.Kernel) (string, bool) {
+	if !s.opts.ProfilesAsSpecs || k.Profile == "" {
 		return "", false
 	}
 	name := k.SpecName + flavorSeparator + k.Profile
-	if _, another := g.opts.Specs.Get(name); another {
+	if _, another := s.opts.Specs.Get(name); another {
 		return "", false
 	}
-	_, ok := g.splitProfiled(name)
+	_, ok := s.splitProfiled(name)
 	return name, ok
 }
