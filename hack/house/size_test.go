@@ -21,50 +21,53 @@ var bounds = map[string]int{
 	"lines of a file":    500,
 }
 
-// exceptions have more than their bound, each with the number that it had on 2026-11-28, rounded up: to 5 methods or
-// fields, 20 lines of a file and 200 of a package. A number may only become smaller; write the smaller number here. An
-// entry within its bound goes.
+// exceptions have more than their bound, each with the number that it had on 2026-11-28. A number only becomes smaller:
+// a smaller one is written here, and an entry within its bound goes. Lines are rounded up, to 20 of a file and 200 of a
+// package, so that a comment can be corrected.
 var exceptions = map[string]map[string]int{
 	"methods of a type": {
-		"gateway.Gateway":                170,
-		"launcher/kube.Launcher":         250,
-		"launcher/local.Launcher":        200,
-		"launcher/supervisor.Supervisor": 185,
+		"gateway.Gateway":                140,
+		"launcher/kube.Launcher":         243,
+		"launcher/local.Launcher":        188,
+		"launcher/supervisor.Supervisor": 181,
 	},
 	"fields of a type": {
-		"cmd/ekg/settings.Settings":      95,
-		"launcher/local.Launcher":        50,
-		"launcher/supervisor.Supervisor": 90,
-		"launcher/supervisor/api.Config": 45,
+		"cmd/ekg/settings.Settings":      84,
+		"launcher/local.Launcher":        41,
+		"launcher/supervisor.Supervisor": 89,
+		"launcher/supervisor/api.Config": 41,
 	},
 	"lines of a package": {
-		"cmd/ekg":               6000,
-		"gateway":               7600,
-		"launcher/kube":         10200,
-		"launcher/kube/podspec": 6800,
-		"launcher/local":        6600,
+		"cmd/ekg":               5600,
+		"gateway":               5400,
+		"launcher/kube":         10000,
+		"launcher/kube/podspec": 6400,
+		"launcher/local":        6400,
 		"launcher/supervisor":   5400,
 	},
 	"lines of a file": {
-		"cmd/ekg/top.go":             620,
+		"cmd/ekg/top.go":             600,
 		"gateway/jobs/hold.go":       540,
 		"gateway/jobs/manager.go":    540,
-		"gateway/metrics/metrics.go": 580,
+		"gateway/metrics/metrics.go": 560,
 		"launcher/local/lend.go":     520,
 		"launcher/local/warm.go":     540,
 	},
 }
 
+// step is how far a number may be below its exception before the exception has to follow.
+var step = map[string]int{"methods of a type": 1, "fields of a type": 1, "lines of a package": 200, "lines of a file": 20}
+
 // near is the part of a bound from which TestHouse_Size names what has so much.
 const near = 0.9
 
-// TestHouse_Size: nothing grows beyond its bound, or beyond the number that an exception had.
+// TestHouse_Size: nothing grows beyond its bound, or beyond the number of its exception, and exceptions follow.
 func TestHouse_Size(t *testing.T) {
 	for kind, sizes := range measured(t) {
 		bound := bounds[kind]
 		for name := range exceptions[kind] {
 			if sizes[name] <= bound {
-				t.Logf("%s has %d %s: it needs no exception", name, sizes[name], kind)
+				t.Errorf("%s has %d %s: it needs no exception", name, sizes[name], kind)
 			}
 		}
 		var close []string
@@ -73,8 +76,8 @@ func TestHouse_Size(t *testing.T) {
 			switch {
 			case n > most:
 				t.Errorf("%s has %d %s, not at most %d: divide it, or make it smaller", name, n, kind, most)
-			case n < most-most/20 && n > bound:
-				t.Logf("%s has %d %s, and its exception says %d: write the smaller number", name, n, kind, most)
+			case n <= most-step[kind] && n > bound:
+				t.Errorf("%s has %d %s, and its exception says %d: write the smaller number", name, n, kind, most)
 			case float64(n) >= near*float64(bound):
 				close = append(close, fmt.Sprintf("%5d  %s", n, name))
 			}
