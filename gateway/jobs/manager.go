@@ -289,7 +289,8 @@ func (m *Manager) WriteNotebook(ctx context.Context, to io.Writer, id string, so
 	if err != nil {
 		return err
 	}
-	// Another notebook may be saved meanwhile. Its pieces are in the place of those that have gone.
+	// Another notebook may be saved meanwhile. Its pieces are in the place of those that have gone. One of another
+	// attempt has other outputs, so the writing ends.
 	newer := func(ctx context.Context, err error) (notebook.State, error) {
 		now, readErr := m.store.job(ctx, id)
 		switch {
@@ -297,6 +298,8 @@ func (m *Manager) WriteNotebook(ctx context.Context, to io.Writer, id string, so
 			return state, err
 		case readErr != nil:
 			return state, readErr
+		case now.Attempt != s.Attempt || now.Run == nil && s.Run != nil:
+			return state, fmt.Errorf("jobs: job %s: %w: its attempt has ended", id, launcher.ErrRecordChanged)
 		case bytes.Equal(now.shown(), s.shown()):
 			return state, fmt.Errorf("jobs: job %s: %w: a piece of its notebook: %v", id, launcher.ErrRecordDamaged, err)
 		}

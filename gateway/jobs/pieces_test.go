@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -311,12 +312,59 @@ func TestPieces_ReadMeanwhile(t *testing.T) {
 	})
 }
 
+// losing calls lose when a piece is read for the first time.
+type losing struct {
+	*launchertest.MemoryRecords
+	lose func()
+}
+
+func (l *losing) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+	if lose := l.lose; kind == kindNotebook && lose != nil {
+		l.lose = nil
+		lose()
+	}
+	return l.MemoryRecords.Record(ctx, kind, id)
+}
+
+// A notebook that is read while its attempt is lost is cut off: it is never whole without the outputs.
+func TestPieces_ReadLostAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernel := &losing{MemoryRecords: &launchertest.MemoryRecords{}}, newPrinter(30, 5000)
+		m, end := kernel.newRunner(records)
+		id := submit(t, m, cells(2))
+		time.Sleep(40 * time.Second) // the first cell has ended
+		end()
+		records.lose = func() {
+			s, err := m.store.change(t.Context(), id, func(e *entry) error {
+				e.Run, e.Before = nil, nil
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			ids, err := records.RecordIDs(t.Context(), kindNotebook)
+			for _, piece := range ids {
+				if piece != s.Source {
+					err = errors.Join(err, records.RemoveRecord(t.Context(), kindNotebook, piece))
+				}
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		if text, err := notebookText(t.Context(), m, id, false); !errors.Is(err, launcher.ErrRecordChanged) {
+			t.Errorf("%d bytes, %v", len(text), err)
+		}
+		time.Sleep(time.Minute) // the kernel prints on
+	})
+}
+
 // A job that an earlier build has stored ends with a sentence, and its kernel with it.
 func TestManager_EarlierForm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
 		kernels.alive["k"] = "ann"
-		for id, rest := range map[string]string{"1": `"state":"running","kernel_id":"k","saved":"1-a"`,
+		for id, rest := range map[string]string{"1": `"state":"running","kernel_id":"k","saved":"1-a","before":"1-b"`,
 			"2": `"state":"queued"`} {
 			id = "00000000-0000-0000-0000-00000000000" + id
 			data := fmt.Sprintf(`{"id":%q,"name":"old","kernelspec":"python3","author":{},"start":{},"source":"s",%s}`, id, rest)

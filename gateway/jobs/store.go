@@ -77,9 +77,13 @@ func (e *entry) shown() json.RawMessage {
 	return e.Before
 }
 
-// pieces returns the ids of the pieces that the record names.
+// pieces returns the ids of the pieces that the record names. Of a job that an earlier build has stored, it is only the
+// source: the other notebooks are swept.
 func (e *entry) pieces() (map[string]bool, error) {
 	ids := map[string]bool{e.Source: true}
+	if e.Form != form {
+		return ids, nil
+	}
 	for _, raw := range []json.RawMessage{e.Run, e.Before} {
 		s, err := parseState(raw)
 		if err != nil {
