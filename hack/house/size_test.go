@@ -56,7 +56,9 @@ var exceptions = map[string]map[string]int{
 }
 
 // step is how far a number may be below its exception before the exception has to follow.
-var step = map[string]int{"methods of a type": 1, "fields of a type": 1, "lines of a package": 200, "lines of a file": 20}
+var step = map[string]int{
+	"methods of a type": 1, "fields of a type": 1, "lines of a package": 200, "lines of a file": 20,
+}
 
 // near is the part of a bound from which TestHouse_Size names what has so much.
 const near = 0.9
