@@ -34,7 +34,7 @@ func TestPrintUsage(t *testing.T) {
 		{"json", formatJSON, kernels.UsageByUser, rows[:1], `[
   {
     "name": "ann",
-    "rows": 1,
+    "kernels": 1,
     "held_seconds": 7200,
     "measured_seconds": 3600,
     "busy_seconds": 1800
@@ -43,7 +43,7 @@ func TestPrintUsage(t *testing.T) {
 `},
 		{"no usage in json", formatJSON, kernels.UsageByUser, nil, "[]\n"},
 		{"yaml", formatYAML, kernels.UsageBySpec, rows[1:], `- name: "r"
-  rows: 1
+  kernels: 1
   held_seconds: 3600
   measured_seconds: 0
   busy_seconds: 0
