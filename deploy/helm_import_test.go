@@ -15,7 +15,7 @@ import (
 // TestHelm_Imported renders the chart with what ekg-migrate prints with --chart, for all options of Enterprise Gateway
 // and all kernelspecs of its tests. Those tests hold the files equal to its output.
 func TestHelm_Imported(t *testing.T) {
-	const data = "../python/ekg-migrate/tests/data/"
+	const data = "../testdata/enterprise/migrate/"
 	read := func(file string) string {
 		t.Helper()
 		text, err := os.ReadFile(data + file)

@@ -329,7 +329,7 @@ func enterpriseSpec(t *testing.T, in installed, peers, name string) string {
 			t.Fatal(err)
 		}
 	}
-	spec := filepath.Join(in.repository, "python/ekg-migrate/tests/data/convert", name)
+	spec := filepath.Join(in.repository, "testdata/enterprise/migrate/convert", name)
 	template := filepath.Join(spec, "scripts/kernel-pod.yaml.j2")
 	if name == "shipped" {
 		spec = filepath.Join(peers, "eg-source/etc/kernelspecs/python_kubernetes")

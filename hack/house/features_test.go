@@ -82,7 +82,7 @@ var backticks = regexp.MustCompile("`([A-Za-z_]+)`")
 // The table of Enterprise Gateway agrees with the options that ekg-migrate reads: an option that has the same effect
 // has a setting, and one without a counterpart has a reason. Each option is known to the table or to ekg-migrate.
 func TestDocs_FeaturesAndOptions(t *testing.T) {
-	data, err := os.ReadFile("../../python/ekg-migrate/tests/data/options.txt")
+	data, err := os.ReadFile("../../testdata/enterprise/migrate/options.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

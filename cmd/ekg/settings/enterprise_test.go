@@ -9,7 +9,7 @@ import (
 )
 
 // migrated has the outputs of ekg-migrate config; its tests hold them equal.
-const migrated = "../../../python/ekg-migrate/tests/data/"
+const migrated = "../../../testdata/enterprise/migrate/"
 
 // ekg loads the files that ekg-migrate writes. Files of certificates and users need not exist.
 func TestLoad_Migrated(t *testing.T) {

@@ -27,7 +27,7 @@ type cause struct {
 }
 
 // Words of the scheduler's counts. The first match holds. The words of the scheduler are those of its plugins
-// (k8s.io/kubernetes: pkg/scheduler/framework/plugins); older ones are in testdata/events.
+// (k8s.io/kubernetes: pkg/scheduler/framework/plugins); older ones are in the repository's testdata/events.
 var schedulerCauses = []struct {
 	says string
 	cause

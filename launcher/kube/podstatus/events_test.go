@@ -65,7 +65,7 @@ func (r recorded) pod(t *testing.T) (*corev1.Pod, []corev1.Event) {
 // TestExplain_Events explains what real clusters have said: schedulers, autoscalers, container runtimes, storage
 // drivers and device plugins of many platforms.
 func TestExplain_Events(t *testing.T) {
-	files, err := filepath.Glob("testdata/events/*.yaml")
+	files, err := filepath.Glob("../../../testdata/events/*.yaml")
 	if err != nil || len(files) < 70 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}

@@ -3,7 +3,8 @@
 // signals on a port of its own, the communication port: see Signal. Package supervisor calls it for kernelspecs that
 // keep their launcher. This package knows nothing of processes and of Jupyter's messages.
 //
-// The forms are those of Enterprise Gateway's etc/kernel-launchers. testdata has recorded answers of them.
+// The forms are those of Enterprise Gateway's etc/kernel-launchers. The repository's testdata/enterprise/answers has
+// recorded answers of them.
 //
 // Goroutines: Expectation.Await starts one for each connection, and waits for them.
 package enterprise

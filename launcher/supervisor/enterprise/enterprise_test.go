@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// recorded are answers that Enterprise Gateway's own code has made; see testdata/record.py.
+// recorded are answers that Enterprise Gateway's own code has made; see testdata/enterprise/answers/record.py.
 type recorded struct {
 	Kernel  string `json:"kernel"`
 	Answers []struct {
@@ -33,7 +33,7 @@ var recordedAnswer = Answer{ShellPort: 52001, IOPubPort: 52002, StdinPort: 52003
 
 func readRecorded(tb testing.TB) (r recorded, keys []*Key) {
 	tb.Helper()
-	b, err := os.ReadFile("testdata/answers.json")
+	b, err := os.ReadFile("../../../testdata/enterprise/answers/answers.json")
 	if err == nil {
 		err = json.Unmarshal(b, &r)
 	}

@@ -11,7 +11,7 @@ import pytest
 
 from ekg_migrate.cli import main
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[3] / "testdata" / "enterprise" / "migrate"
 
 KERNEL_JSON = """{"argv": ["python", "launch_kubernetes.py", "--response-address", "{response_address}"],
 "display_name": "x", "language": "python", "metadata": {"process_proxy": {"class_name": "x.KubernetesProcessProxy"}}}"""

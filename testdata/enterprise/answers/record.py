@@ -1,4 +1,4 @@
-# Prints testdata/answers.json: answers as Enterprise Gateway's launchers send them. The key pair is for this test only.
+# Prints answers.json: answers as Enterprise Gateway's launchers send them. The key pair is for this test only.
 # Run with an interpreter that has Enterprise Gateway, and with the folder of its source:
 #   FOLDER/eg/bin/python record.py FOLDER/eg-source > answers.json     where FOLDER is what hack/env/peers prints
 import base64, json, sys
