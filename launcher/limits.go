@@ -1,7 +1,6 @@
 package launcher
 
 import (
-	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -14,67 +13,15 @@ type Limits interface {
 	// Set reports whether there is any limit at this moment. Without limits, a launcher need not count.
 	Set() bool
 
-	// Fits reports whether a start keeps all limits if all that counts is part of the sums. A launcher that keeps
-	// sums asks Admit only if it is false.
-	Fits(start Held, sums *Sums) bool
-
-	// Admit decides about a start. held are all other kernels that count: those that run, are being started or are
-	// ending, but no dead ones. The error is a *LimitError.
-	Admit(start Held, held []Held) error
+	// Decide decides about a start. held are all other kernels that count: those that run, are being started or are
+	// ending, but no dead ones.
+	Decide(start Held, held []Held) Verdict
 }
 
-// Sums are kernels as limits count them, together. They hold no kernel, so they are cheap to keep. The zero Sums is
-// empty. They may not be used concurrently.
-type Sums struct {
-	All                   Sum
-	Owners, Specs, Groups map[string]Sum // by name; kernels of several groups are in several
-}
-
-// Sum is a number of kernels, and the GPUs that they ask for.
-type Sum struct {
-	Kernels int64
-	GPUs    gpu.Amount
-}
-
-func (s Sum) plus(o Sum) Sum { return Sum{s.Kernels + o.Kernels, s.GPUs + o.GPUs} }
-
-// Add adds a kernel.
-func (s *Sums) Add(h Held) { s.change(h, Sum{1, h.GPUs}) }
-
-// Remove removes a kernel that was added with the same fields.
-func (s *Sums) Remove(h Held) { s.change(h, Sum{-1, -h.GPUs}) }
-
-func (s *Sums) change(h Held, by Sum) {
-	s.All = s.All.plus(by)
-	changeSum(&s.Owners, h.Owner, by)
-	changeSum(&s.Specs, h.SpecName, by)
-	for i, group := range h.Groups {
-		if !slices.Contains(h.Groups[:i], group) {
-			changeSum(&s.Groups, group, by)
-		}
-	}
-}
-
-func changeSum(sums *map[string]Sum, name string, by Sum) {
-	if *sums == nil {
-		*sums = map[string]Sum{}
-	}
-	now := (*sums)[name].plus(by)
-	if now == (Sum{}) {
-		delete(*sums, name) // or names of the past would stay
-		return
-	}
-	(*sums)[name] = now
-}
-
-// For returns those sums that concern a start: all kernels, and those of its owner, kernelspec and groups.
-func (s *Sums) For(start Held) *Sums {
-	part := &Sums{All: s.All, Owners: map[string]Sum{start.Owner: s.Owners[start.Owner]},
-		Specs: map[string]Sum{start.SpecName: s.Specs[start.SpecName]}, Groups: map[string]Sum{}}
-	for _, group := range start.Groups {
-		part.Groups[group] = s.Groups[group]
-	}
-	return part
+// Verdict is a decision about a start. The zero Verdict admits it.
+type Verdict struct {
+	Refused *LimitError // nil: the start is admitted
+	Against []string    // ids of the kernels that count against the limit of Refused
 }
 
 // Held is a kernel as limits count it.
@@ -93,9 +40,6 @@ type Held struct {
 type LimitError struct {
 	Limit  string // name of the limit
 	Reason string // one sentence for the owner; it names no other user's kernels
-
-	// Counts reports whether a kernel counts against the limit; nil: any may.
-	Counts func(Held) bool
 }
 
 // Error returns the reason.

@@ -1,7 +1,7 @@
 // Package limits is the operator's policy: how many kernels and GPUs may be in use, how many kernels a user may start
 // in a minute, and when the kernels of a group's users are culled. A launcher asks a Policy about each start
 // (launcher.Limits), and package gateway asks a Rate. The package decides from what it is given: it neither counts
-// kernels nor ends them. Begin with Policy.Admit. The package starts no goroutine.
+// kernels nor ends them. Begin with Policy.Decide. The package starts no goroutine.
 package limits
 
 import (
@@ -95,46 +95,26 @@ func (p *Policy) Groups(all []string) (counted []string) {
 	return counted
 }
 
-// Admit decides about a start. The error is a *launcher.LimitError about the first limit that the start exceeds; the
-// user's own limits come before those shared with others.
-func (p *Policy) Admit(start launcher.Held, held []launcher.Held) error {
-	if p == nil {
-		return nil
-	}
-	for _, b := range p.bounds(start) {
-		if err := b.admit(start, held); err != nil {
-			return err
+// Decide decides about a start. It is refused for the first limit that it exceeds; the user's own limits come before
+// those shared with others.
+func (p *Policy) Decide(start launcher.Held, held []launcher.Held) launcher.Verdict {
+	if p != nil {
+		for _, b := range p.bounds(start) {
+			if v := b.decide(start, held); v.Refused != nil {
+				return v
+			}
 		}
 	}
-	return nil
-}
-
-// Fits reports whether a start exceeds no limit if all that counts is part of the sums.
-func (p *Policy) Fits(start launcher.Held, sums *launcher.Sums) bool {
-	if p == nil {
-		return true
-	}
-	for _, b := range p.bounds(start) {
-		used := b.sum(sums)
-		count := used.Kernels
-		if b.gpus {
-			count = int64(used.GPUs)
-		}
-		if want := b.weight(start); want > 0 && count+want > b.most {
-			return false
-		}
-	}
-	return true
+	return launcher.Verdict{}
 }
 
 // bound is one limit as it concerns a start.
 type bound struct {
 	name    string
-	subject string                            // the user, group or kernelspec; "" for all kernels
-	most    int64                             // kernels, or GPUs in thousandths
-	gpus    bool                              // GPUs are counted, not kernels
-	applies func(launcher.Held) bool          // reports whether a kernel counts against it
-	sum     func(*launcher.Sums) launcher.Sum // of the kernels to which it applies
+	subject string                   // the user, group or kernelspec; "" for all kernels
+	most    int64                    // kernels, or GPUs in thousandths
+	gpus    bool                     // GPUs are counted, not kernels
+	applies func(launcher.Held) bool // reports whether a kernel counts against it
 
 	// Words of the refusal: "you have 3 kernels", "you may have 3 kernels".
 	who, have string
@@ -144,7 +124,6 @@ type bound struct {
 // bounds returns the limits that a start has to keep.
 func (p *Policy) bounds(start launcher.Held) (bounds []bound) {
 	owned := func(h launcher.Held) bool { return h.Owner == start.Owner }
-	ofOwner := func(s *launcher.Sums) launcher.Sum { return s.Owners[start.Owner] }
 	user := identity.Limits{}
 	if p.File != nil && start.Owner != "" {
 		user = p.File.UserLimits(start.Owner)
@@ -159,15 +138,14 @@ func (p *Policy) bounds(start launcher.Held) (bounds []bound) {
 		}
 	}
 	most, ok := limitOf(user.MaxGPUs, p.GPUsPerUser)
-	add(bound{name: limitGPUsPerUser, subject: start.Owner, gpus: true, applies: owned, sum: ofOwner, who: "you",
+	add(bound{name: limitGPUsPerUser, subject: start.Owner, gpus: true, applies: owned, who: "you",
 		have: "have"}, most, ok)
 	most, ok = limitOf(user.MaxKernels, p.PerUser)
-	add(bound{name: limitPerUser, subject: start.Owner, applies: owned, sum: ofOwner, who: "you", have: "have"}, most, ok)
+	add(bound{name: limitPerUser, subject: start.Owner, applies: owned, who: "you", have: "have"}, most, ok)
 	if most := p.kernelspec(start.SpecName); most > 0 {
 		sameSpec := func(h launcher.Held) bool { return h.SpecName == start.SpecName }
-		ofSpec := func(s *launcher.Sums) launcher.Sum { return s.Specs[start.SpecName] }
 		of := " of the kernelspec " + start.SpecName
-		add(bound{name: limitPerKernelspec, subject: start.SpecName, applies: sameSpec, sum: ofSpec, who: "there",
+		add(bound{name: limitPerKernelspec, subject: start.SpecName, applies: sameSpec, who: "there",
 			have: "are", of: of}, most, true)
 	}
 	for _, group := range start.Groups {
@@ -176,17 +154,15 @@ func (p *Policy) bounds(start launcher.Held) (bounds []bound) {
 			file = p.File.GroupLimits(group)
 		}
 		members := func(h launcher.Held) bool { return slices.Contains(h.Groups, group) }
-		ofGroup := func(s *launcher.Sums) launcher.Sum { return s.Groups[group] }
 		who := fmt.Sprintf("the group %s", group)
 		most, ok := limitOf(file.MaxGPUs, p.GPUsPerGroup)
-		add(bound{name: limitGPUsPerGroup, subject: group, gpus: true, applies: members, sum: ofGroup, who: who,
+		add(bound{name: limitGPUsPerGroup, subject: group, gpus: true, applies: members, who: who,
 			have: "has"}, most, ok)
 		most, ok = limitOf(file.MaxKernels, p.PerGroup)
-		add(bound{name: limitPerGroup, subject: group, applies: members, sum: ofGroup, who: who, have: "has"}, most, ok)
+		add(bound{name: limitPerGroup, subject: group, applies: members, who: who, have: "has"}, most, ok)
 	}
 	every := func(launcher.Held) bool { return true }
-	all := func(s *launcher.Sums) launcher.Sum { return s.All }
-	add(bound{name: limitKernels, applies: every, sum: all, who: "there", have: "are"}, int64(p.Kernels), p.Kernels > 0)
+	add(bound{name: limitKernels, applies: every, who: "there", have: "are"}, int64(p.Kernels), p.Kernels > 0)
 	return bounds
 }
 
@@ -223,29 +199,35 @@ func (b *bound) weight(h launcher.Held) int64 {
 	return 1
 }
 
-// admit returns a *launcher.LimitError if the start would exceed the limit.
-func (b *bound) admit(start launcher.Held, held []launcher.Held) error {
-	want := b.weight(start)
-	if want == 0 {
-		return nil
+// decide refuses the start if it would exceed the limit.
+func (b *bound) decide(start launcher.Held, held []launcher.Held) launcher.Verdict {
+	want, used := b.weight(start), b.used(held)
+	if want == 0 || used+want <= b.most {
+		return launcher.Verdict{}
 	}
+	var v launcher.Verdict
 	var own []launcher.Held
-	var used int64
 	for _, h := range held {
-		n := b.weight(h)
-		if !b.applies(h) || n == 0 {
+		if !b.applies(h) || b.weight(h) == 0 {
 			continue
 		}
-		used += n
+		v.Against = append(v.Against, h.ID)
 		if h.Owner == start.Owner {
 			own = append(own, h)
 		}
 	}
-	if used+want <= b.most {
-		return nil
+	v.Refused = &launcher.LimitError{Limit: b.name, Reason: b.refusal(want, used, own)}
+	return v
+}
+
+// used returns how much of the limit is in use.
+func (b *bound) used(held []launcher.Held) (sum int64) {
+	for _, h := range held {
+		if b.applies(h) {
+			sum += b.weight(h)
+		}
 	}
-	return &launcher.LimitError{Limit: b.name, Reason: b.refusal(want, used, own),
-		Counts: func(h launcher.Held) bool { return b.applies(h) && b.weight(h) > 0 }}
+	return sum
 }
 
 // refusal says why a start exceeds the limit, and which of the user's own kernels count against it. It names no kernel

@@ -2,7 +2,6 @@ package limits
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,7 +41,7 @@ func fileOfLimits(t *testing.T, text string) *identity.File {
 	return f
 }
 
-func TestPolicy_Admit(t *testing.T) {
+func TestPolicy_Decide(t *testing.T) {
 	at := time.Date(2026, 11, 22, 3, 4, 5, 0, time.UTC)
 	held := func(id, spec, owner string, gpus int64, state api.State, groups ...string) launcher.Held {
 		return launcher.Held{ID: id, SpecName: spec, Owner: owner, GPUs: gpu.Whole(gpus), State: state, LastActivity: at,
@@ -137,38 +136,22 @@ func TestPolicy_Admit(t *testing.T) {
 			limitGPUsPerGroup, "it asks for 2 GPUs, the group team has 3 GPUs"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			err := test.limits.Admit(test.start, test.held)
-			var over *launcher.LimitError
+			v := test.limits.Decide(test.start, test.held)
+			over := v.Refused
 			switch {
-			case test.limit == "" && err == nil:
-			case test.limit == "" || !errors.As(err, &over):
-				t.Errorf("%v", err)
+			case test.limit == "" && over == nil:
+			case test.limit == "" || over == nil:
+				t.Errorf("%v", over)
 			case over.Limit != test.limit || !strings.Contains(over.Reason, test.want) ||
 				strings.Contains(over.Reason, "secret") || strings.Contains(over.Reason, "bob"):
 				t.Errorf("%s: %s\nwant %s", over.Limit, over.Reason, test.want)
 			}
-			sums, all := launcher.Sums{}, test.held
-			for _, h := range all {
-				sums.Add(h)
-			}
-			if got := test.limits.Fits(test.start, &sums); got != (err == nil) {
-				t.Errorf("Fits is %v", got)
-			}
-			if got := test.limits.Fits(test.start, sums.For(test.start)); got != (err == nil) {
-				t.Errorf("by the sums for the start, Fits is %v", got)
-			}
-			for over != nil && !strings.Contains(over.Reason, "does not help") {
-				all = slices.DeleteFunc(slices.Clone(all), over.Counts)
-				over = nil
-				if err := test.limits.Admit(test.start, all); errors.As(err, &over) && !slices.ContainsFunc(all, over.Counts) {
-					t.Fatalf("without the kernels that count: %v", err)
+			for all := test.held; v.Refused != nil && !strings.Contains(v.Refused.Reason, "does not help"); {
+				before := len(all)
+				all = slices.DeleteFunc(slices.Clone(all), func(h launcher.Held) bool { return slices.Contains(v.Against, h.ID) })
+				if v = test.limits.Decide(test.start, all); v.Refused != nil && len(all) == before {
+					t.Fatalf("without the kernels that count: %v", v.Refused)
 				}
-			}
-			for _, h := range test.held {
-				sums.Remove(h)
-			}
-			if sums.All != (launcher.Sum{}) || len(sums.Owners)+len(sums.Specs)+len(sums.Groups) > 0 {
-				t.Errorf("the sums of no kernel are %+v", sums)
 			}
 		})
 	}

@@ -32,12 +32,7 @@ func (p *Policy) Uses(starts, held []launcher.Held) []Use {
 				continue
 			}
 			seen[key{b.name, b.subject}] = true
-			var used int64
-			for _, h := range held {
-				if b.applies(h) {
-					used += b.weight(h)
-				}
-			}
+			used := b.used(held)
 			u := Use{Limit: b.name, Of: b.subject, GPUs: b.gpus, Most: float64(b.most), Used: float64(used)}
 			if b.gpus {
 				u.Most, u.Used = gpu.Amount(b.most).Float(), gpu.Amount(used).Float()

@@ -33,11 +33,7 @@ type testLimits struct {
 
 func (l *testLimits) Set() bool { return !l.off.Load() }
 
-func (l *testLimits) Fits(start launcher.Held, sums *launcher.Sums) bool {
-	return sums.All.Kernels < int64(l.all) && sums.Owners[start.Owner].Kernels < int64(l.each)
-}
-
-func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
+func (l *testLimits) Decide(start launcher.Held, held []launcher.Held) (v launcher.Verdict) {
 	own := 0
 	for _, h := range held {
 		if h.Owner == start.Owner {
@@ -45,12 +41,13 @@ func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 		}
 	}
 	if len(held) >= l.all || own >= l.each {
-		return &launcher.LimitError{
-			Limit:  "test",
-			Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner),
+		for _, h := range held {
+			v.Against = append(v.Against, h.ID)
 		}
+		v.Refused = &launcher.LimitError{Limit: "test",
+			Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner)}
 	}
-	return nil
+	return v
 }
 
 // fastAdmission makes elections take a second or two.

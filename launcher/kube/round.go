@@ -90,11 +90,11 @@ func (r *round) decideAbout(ctx context.Context, uid types.UID) (sending bool, e
 		if pod == nil {
 			return false, nil // it was ended, or decided about
 		}
-		var refused *launcher.LimitError
-		if err := r.l.opts.Limits.Admit(start, r.others.without(start.ID)); err != nil && !again {
-			if !errors.As(err, &refused) {
-				return false, fmt.Errorf("limits: %w", err)
-			}
+		refused := r.l.opts.Limits.Decide(start, r.others.without(start.ID)).Refused
+		if again {
+			refused = nil
+		}
+		if refused != nil {
 			if settled, err := r.settle(ctx); err != nil {
 				return false, err
 			} else if !settled {

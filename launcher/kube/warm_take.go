@@ -144,7 +144,7 @@ func (l *Launcher) seemsAllowed(pod *corev1.Pod, rec podspec.Record) bool {
 	}
 	start := l.heldLocked(&candidate{pod: pod, rec: rec})
 	l.mu.Unlock()
-	return l.opts.Limits.Admit(start, held) == nil
+	return l.opts.Limits.Decide(start, held).Refused == nil
 }
 
 // awaitAdmission waits until limits have admitted a start that has taken a warm kernel, and ends the kernel if they

@@ -25,7 +25,6 @@ type kernel struct {
 	// Guarded by Launcher.mu.
 	supervisor  follow.Supervisor
 	end         *api.Ending // set by registry.setEnd
-	summed      bool        // part of registry.sums
 	gone        error       // not nil: the kernel no longer exists; callers get this error
 	stop        *stop       // in progress
 	pushedLimit int64       // log limit that was sent to the supervisor last

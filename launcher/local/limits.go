@@ -85,89 +85,59 @@ func heldBy(rec record) launcher.Held {
 	}
 }
 
-// decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because all
-// that begin to count do so under this lock; see changes. It may take one for alive whose end it has not noticed yet.
-// So a start is admitted by what memory has. It is refused only by what the folders of the kernels say. Reading a
-// folder takes some system calls.
+// decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because
+// all that begin to count do so under this lock; see changes. Memory may also have kernels that have ended unnoticed.
+// So a start is admitted by what memory has. Before it is refused, the folders of the kernels that count against the
+// limit are read, which takes some system calls for each. Which kernels live and which have ended is read at one moment,
+// so each is counted once.
 func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	if err := l.catchUp(ctx); err != nil {
 		return err
 	}
-	l.mu.Lock()
-	sums := l.kernels.sums.For(start)
-	ended := slices.Collect(maps.Keys(l.kernels.ended))
-	l.mu.Unlock()
-	again, err := l.startedAgain(ctx, ended, start.ID)
-	if err != nil {
-		return err
-	}
-	for _, h := range again {
-		sums.Add(h)
-	}
-	if l.opts.Limits.Fits(start, sums) {
-		return nil
-	}
-	return l.decideByFolders(ctx, start)
-}
-
-// startedAgain returns those of ended kernels that are being started again, by their folders.
-func (l *Launcher) startedAgain(ctx context.Context, ended []*kernel, but string) (again []launcher.Held, err error) {
-	for _, k := range ended {
-		counts, err := l.checkHeld(ctx, k, but)
-		if err != nil {
-			return nil, err
-		}
-		if counts {
-			again = append(again, heldBy(k.rec))
-		}
-	}
-	return again, nil
-}
-
-// decideByFolders decides about a start from the folders of those kernels that may be a reason to refuse it. Which
-// kernels live and which have ended is read at one moment, so each is counted once.
-func (l *Launcher) decideByFolders(ctx context.Context, start launcher.Held) error {
-	var living []launcher.Held
 	unchecked := map[string]*kernel{}
 	l.mu.Lock()
+	held := make([]launcher.Held, 0, len(l.kernels.ordered))
 	for _, k := range l.kernels.ordered {
-		if k.summed && k.id != start.ID {
+		if k.end == nil && k.id != start.ID {
 			h := heldBy(k.rec)
 			k.supervisor.HeldLocked(&h)
 			h.Ending = k.stop != nil
-			living, unchecked[k.id] = append(living, h), k
+			held, unchecked[k.id] = append(held, h), k
 		}
 	}
 	ended := slices.Collect(maps.Keys(l.kernels.ended))
 	l.mu.Unlock()
-	again, err := l.startedAgain(ctx, ended, start.ID)
-	if err != nil {
-		return err
-	}
-	held := slices.Concat(again, living)
-	for {
-		err := l.opts.Limits.Admit(start, held)
-		var limit *launcher.LimitError
-		if !errors.As(err, &limit) {
+	for _, k := range ended {
+		again, err := l.checkHeld(ctx, k, start.ID)
+		if err != nil {
 			return err
+		}
+		if again { // it is being restarted
+			held = append(held, heldBy(k.rec))
+		}
+	}
+	for {
+		verdict := l.opts.Limits.Decide(start, held)
+		if verdict.Refused == nil {
+			return nil
+		}
+		gone := map[string]bool{}
+		for _, id := range verdict.Against {
+			k := unchecked[id]
+			if k == nil {
+				continue
+			}
+			delete(unchecked, id)
+			counts, err := l.checkHeld(ctx, k, start.ID)
+			if err != nil {
+				return err
+			}
+			gone[id] = !counts
 		}
 		before := len(held)
-		var failed error
-		held = slices.DeleteFunc(held, func(h launcher.Held) bool {
-			k := unchecked[h.ID]
-			if k == nil || failed != nil || limit.Counts != nil && !limit.Counts(h) {
-				return false
-			}
-			delete(unchecked, h.ID)
-			counts, err := l.checkHeld(ctx, k, start.ID)
-			failed = err
-			return err == nil && !counts
-		})
-		if failed != nil {
-			return failed
-		}
+		held = slices.DeleteFunc(held, func(h launcher.Held) bool { return gone[h.ID] })
 		if len(held) == before {
-			return err
+			return verdict.Refused
 		}
 	}
 }

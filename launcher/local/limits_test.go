@@ -31,16 +31,7 @@ type testLimits struct {
 
 func (l *testLimits) Set() bool { return true }
 
-func (l *testLimits) Fits(start launcher.Held, sums *launcher.Sums) bool {
-	time.Sleep(l.slow)
-	fits := sums.All.Kernels < int64(l.all) && sums.Owners[start.Owner].Kernels < int64(l.each)
-	if fits {
-		l.most.Store(max(l.most.Load(), sums.All.Kernels))
-	}
-	return fits
-}
-
-func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
+func (l *testLimits) Decide(start launcher.Held, held []launcher.Held) (v launcher.Verdict) {
 	own := 0
 	for _, h := range held {
 		if h.Owner == start.Owner {
@@ -50,12 +41,13 @@ func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 	l.most.Store(max(l.most.Load(), int64(len(held))))
 	time.Sleep(l.slow) // a slow decision: other starts would come in between, if they could
 	if len(held) >= l.all || own >= l.each {
-		return &launcher.LimitError{
-			Limit:  "test",
-			Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner),
+		for _, h := range held {
+			v.Against = append(v.Against, h.ID)
 		}
+		v.Refused = &launcher.LimitError{Limit: "test",
+			Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner)}
 	}
-	return nil
+	return v
 }
 
 // limited sets the limits of all launchers of the place.

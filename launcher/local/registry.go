@@ -8,12 +8,11 @@ import (
 )
 
 // registry has the kernels that a launcher knows. Launcher.mu guards it. Only its methods change it, and the end of a
-// kernel, so the order, the sums and the set of those that have ended agree at all times.
+// kernel, so the order and the set of those that have ended agree at all times.
 type registry struct {
 	byID    map[string]*kernel
 	ordered []*kernel            // by creation
-	sums    launcher.Sums        // of the kernels that have not ended
-	ended   map[*kernel]struct{} // the others
+	ended   map[*kernel]struct{} // those that have ended
 }
 
 func newRegistry() registry {
@@ -28,7 +27,7 @@ func (r *registry) add(k *kernel) (before *kernel) {
 	r.byID[k.id] = k
 	i, _ := slices.BinarySearchFunc(r.ordered, k, byCreation)
 	r.ordered = slices.Insert(r.ordered, i, k)
-	r.sum(k)
+	r.note(k)
 	return before
 }
 
@@ -41,28 +40,19 @@ func (r *registry) remove(k *kernel) bool {
 	if i, found := slices.BinarySearchFunc(r.ordered, k, byCreation); found {
 		r.ordered = slices.Delete(r.ordered, i, i+1)
 	}
-	r.sum(k)
+	r.note(k)
 	return true
 }
 
 // setEnd records that a kernel has ended; nil: it lives, or will be started. The kernel need not be there.
 func (r *registry) setEnd(k *kernel, end *api.Ending) {
 	k.end = end
-	r.sum(k)
+	r.note(k)
 }
 
-// sum makes the sums and the set of ended kernels agree with a kernel.
-func (r *registry) sum(k *kernel) {
-	here := r.byID[k.id] == k
-	lives := here && k.end == nil
-	switch {
-	case lives && !k.summed:
-		r.sums.Add(heldBy(k.rec))
-	case !lives && k.summed:
-		r.sums.Remove(heldBy(k.rec))
-	}
-	k.summed = lives
-	if here && !lives {
+// note makes the set of ended kernels agree with a kernel.
+func (r *registry) note(k *kernel) {
+	if r.byID[k.id] == k && k.end != nil {
 		r.ended[k] = struct{}{}
 	} else {
 		delete(r.ended, k)
