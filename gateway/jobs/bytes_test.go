@@ -31,12 +31,12 @@ func (c *counting) ReplaceRecord(ctx context.Context, r launcher.Record) (launch
 	return c.MemoryRecords.ReplaceRecord(ctx, r)
 }
 
-// What a job writes grows with its output, and not with the output of the cells before. Each cell prints 1 MB in a
-// minute.
+// What a job writes grows with its output, and not with the output of the cells before. Each cell prints 200 KB in
+// a minute.
 func TestPieces_Bytes(t *testing.T) {
 	written := func(n int) (bytes int64) {
 		synctest.Test(t, func(t *testing.T) {
-			records, kernel := &counting{MemoryRecords: &launchertest.MemoryRecords{}}, newPrinter(60, 1_000_000/60)
+			records, kernel := &counting{MemoryRecords: &launchertest.MemoryRecords{}}, newPrinter(60, 200_000/60)
 			m := New(records, kernel, Policy{}, slog.New(slog.DiscardHandler))
 			kernel.runs(m)
 			perform := m.perform
@@ -54,7 +54,7 @@ func TestPieces_Bytes(t *testing.T) {
 		})
 		return bytes
 	}
-	if few, many := written(5), written(40); many > 9*few {
-		t.Errorf("5 cells write %d bytes, and 40 write %d", few, many)
+	if few, many := written(4), written(16); many > 5*few {
+		t.Errorf("4 cells write %d bytes, and 16 write %d", few, many)
 	}
 }

@@ -306,7 +306,9 @@ func (m *Manager) WriteNotebook(ctx context.Context, to io.Writer, id string, so
 		s = now
 		return parseState(s.shown())
 	}
-	return notebook.Write(ctx, to, state, m.store.pieces(id, m.log), newer)
+	pieces := m.store.pieces(id, m.log)
+	pieces.patience = downloadPatience
+	return notebook.Write(ctx, to, state, pieces, newer)
 }
 
 // Stop asks for the end of a job: its kernel is interrupted and ended. A job that has ended stays as it is.

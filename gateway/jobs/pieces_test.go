@@ -201,7 +201,7 @@ func TestPieces_DeadAnywhere(t *testing.T) {
 	for left, ended := 0, false; !ended; left++ {
 		t.Run(fmt.Sprint(left), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				records, kernel := &launchertest.MemoryRecords{}, newPrinter(12, 10000)
+				records, kernel := &launchertest.MemoryRecords{}, newPrinter(12, 4000)
 				id := submit(t, New(records, kernel, Policy{}, slog.New(slog.DiscardHandler)), cells(3))
 				dying := &mortal{MemoryRecords: records, left: left}
 				_, endA := kernel.newRunner(dying)
@@ -273,7 +273,7 @@ func TestPieces_FailAnywhere(t *testing.T) {
 		for left, ended := 0, false; !ended; left++ {
 			t.Run(fmt.Sprint(applied, " ", left), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					records, kernel := &launchertest.MemoryRecords{}, newPrinter(12, 10000)
+					records, kernel := &launchertest.MemoryRecords{}, newPrinter(12, 4000)
 					id := submit(t, New(records, kernel, Policy{}, slog.New(slog.DiscardHandler)), cells(3))
 					once := &failing{mortal: &mortal{MemoryRecords: records, left: left}, applied: applied}
 					m, end := kernel.newRunner(once)
@@ -294,7 +294,7 @@ func TestPieces_FailAnywhere(t *testing.T) {
 // The notebook can be read at each moment of a run. It has whole lines, and never fewer than before.
 func TestPieces_ReadMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		records, kernel := &launchertest.MemoryRecords{}, newPrinter(30, 5000)
+		records, kernel := &launchertest.MemoryRecords{}, newPrinter(30, 2000)
 		m, end := kernel.newRunner(records)
 		defer end()
 		id := submit(t, m, cells(2))
@@ -329,7 +329,7 @@ func (l *losing) Record(ctx context.Context, kind, id string) (launcher.Record, 
 // A notebook that is read while its attempt is lost is cut off: it is never whole without the outputs.
 func TestPieces_ReadLostAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		records, kernel := &losing{MemoryRecords: &launchertest.MemoryRecords{}}, newPrinter(30, 5000)
+		records, kernel := &losing{MemoryRecords: &launchertest.MemoryRecords{}}, newPrinter(30, 2000)
 		m, end := kernel.newRunner(records)
 		id := submit(t, m, cells(2))
 		time.Sleep(40 * time.Second) // the first cell has ended
@@ -356,6 +356,34 @@ func TestPieces_ReadLostAttempt(t *testing.T) {
 			t.Errorf("%d bytes, %v", len(text), err)
 		}
 		time.Sleep(time.Minute) // the kernel prints on
+	})
+}
+
+// away is records that do not answer about notebooks.
+type away struct{ *launchertest.MemoryRecords }
+
+func (a away) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+	if kind == kindNotebook {
+		return launcher.Record{}, launcher.ErrUnavailable
+	}
+	return a.MemoryRecords.Record(ctx, kind, id)
+}
+
+// A download ends with an error when records are unavailable for long.
+func TestPieces_ReadUnavailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernel := &launchertest.MemoryRecords{}, newPrinter(2, 100)
+		m, end := kernel.newRunner(records)
+		id := submit(t, m, cells(1))
+		time.Sleep(time.Minute)
+		wantState(t, m, id, Succeeded, "")
+		end()
+		m.store.keeper = away{records}
+		began := time.Now()
+		_, err := notebookText(t.Context(), m, id, false)
+		if took := time.Since(began); !errors.Is(err, launcher.ErrUnavailable) || took != downloadPatience {
+			t.Errorf("after %v: %v", took, err)
+		}
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
@@ -234,7 +235,12 @@ type pieces struct {
 	log    *slog.Logger
 	prefix string
 	count  uint64
+	// patience bounds how long Get tries while records are unavailable; 0: until its context ends.
+	patience time.Duration
 }
+
+// downloadPatience is the patience of a download: its client waits.
+const downloadPatience = 30 * time.Second
 
 func (t store) pieces(job string, log *slog.Logger) *pieces {
 	return &pieces{store: t, job: job, log: log, prefix: newPrefix()}
@@ -252,13 +258,23 @@ func (p *pieces) Put(ctx context.Context, data []byte) (name string, err error) 
 	return name, err
 }
 
-// Get returns a piece.
+// Get returns a piece. The error is launcher.ErrUnavailable when the patience is over.
 func (p *pieces) Get(ctx context.Context, name string) (data []byte, err error) {
-	err = retry(ctx, p.log, "read a piece of its notebook", func() error {
-		r, err := p.store.keeper.Record(ctx, kindNotebook, pieceID(p.job, name))
+	trying := ctx
+	if p.patience > 0 {
+		over := fmt.Errorf("%w: a piece of the notebook could not be read for %v", launcher.ErrUnavailable, p.patience)
+		var cancel context.CancelFunc
+		trying, cancel = context.WithTimeoutCause(ctx, p.patience, over)
+		defer cancel()
+	}
+	err = retry(trying, p.log, "read a piece of its notebook", func() error {
+		r, err := p.store.keeper.Record(trying, kindNotebook, pieceID(p.job, name))
 		data = r.Data
 		return err
 	})
+	if err != nil && trying.Err() != nil && ctx.Err() == nil {
+		err = context.Cause(trying)
+	}
 	return data, err
 }
 

@@ -76,9 +76,9 @@ func TestManager_RemoveOfDamagedDefinition(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			records := &faulty{MemoryRecords: &launchertest.MemoryRecords{}}
 			m, end := gatewayAt(calm, records, newCluster(9), Policy{}, time.Second)
-			id := define(t, m, "ann", "daily", "@daily", "")
-			time.Sleep(24*time.Hour + time.Minute)
-			wantDues(t, m, id, "01-02 00:00")
+			id := define(t, m, "ann", "hourly", "@hourly", "")
+			time.Sleep(time.Hour + time.Minute)
+			wantDues(t, m, id, "01-01 01:00")
 			d, err := m.Definition(t.Context(), id)
 			if err != nil {
 				t.Fatal(err)

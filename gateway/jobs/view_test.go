@@ -81,6 +81,7 @@ func TestManager_View(t *testing.T) {
 		s.Flavor = "t4"
 		second := submit(t, b, s)
 		time.Sleep(10 * time.Second)
+		synctest.Wait() // the second is tried again at this instant
 		kernel := wantState(t, a, first, Running, "").Kernel
 		for _, m := range []*Manager{a, b} {
 			wantStates(t, m, map[State]int{Queued: 1, Starting: 0, Running: 1})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"unicode/utf8"
 )
 
 // Pieces keeps the pieces of one notebook. One goroutine calls its methods.
@@ -29,8 +30,13 @@ type part struct {
 	list []*output // while it is in memory
 }
 
-// partSize is how much output of the cell that runs is a part of the State. The State is written with each save.
-const partSize = 32 << 10
+const (
+	// partSize is how much output of the cell that runs is a part of the State. The State is written with each save.
+	partSize = 32 << 10
+	// maxPart is the size from which on a part in memory gets no more outputs. JSON makes of it a few times as much,
+	// which one record can have.
+	maxPart = 1 << 20
+)
 
 // partContent is the form of a part in a piece, and of Inline. A cell has the count and the metadata of its last part.
 type partContent struct {
@@ -129,10 +135,20 @@ func (r *run) tail(ctx context.Context, at int) error {
 	return nil
 }
 
-// put adds an output to a cell whose tail is ready, and counts its size.
+// put adds an output to a cell whose tail is ready, and counts its size. Text that is longer than a part is divided.
 func (r *run) put(at int, out *output) {
+	if rest := out.text; len(rest) > maxPart {
+		cut := maxPart
+		for !utf8.RuneStart(rest[cut]) { // text from JSON is valid UTF-8
+			cut--
+		}
+		r.put(at, &output{stream: out.stream, text: rest[:cut:cut]})
+		r.put(at, &output{stream: out.stream, text: rest[cut:]})
+		return
+	}
 	c := r.doc.cells[at]
-	if len(c.parts) == 0 { // they were cleared
+	// None is there after a clear.
+	if n := len(c.parts); n == 0 || c.parts[n-1].Size >= maxPart {
 		c.parts = append(c.parts, &part{})
 	}
 	last := c.parts[len(c.parts)-1]

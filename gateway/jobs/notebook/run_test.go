@@ -206,7 +206,11 @@ func do(t *testing.T, s *script, d *Document, change func(*Run)) (Result, *store
 // outputsOf returns the outputs of a cell, in a short form.
 func outputsOf(t *testing.T, s *stored, at int) string {
 	t.Helper()
-	d := document(t, string(s.document))
+	return shownIn(document(t, string(s.document)), at)
+}
+
+// shownIn returns the outputs of a notebook's cell, in a short form.
+func shownIn(d *Document, at int) string {
 	b := strings.Builder{}
 	for _, o := range parseOutputs(d.cells[at].obj.values["outputs"]) {
 		if o.other == nil {
@@ -322,7 +326,7 @@ func TestRun_Ends(t *testing.T) {
 // TestRun_Limit: output over the limit is left out with one notice in each cell, but an error is kept.
 func TestRun_Limit(t *testing.T) {
 	s := &script{cells: map[string]func(*kernelCell){"flood": func(k *kernelCell) {
-		for range 100 {
+		for range 20 {
 			k.print("stdout", strings.Repeat("x", 100<<10))
 		}
 		k.end("ValueError", "no")
@@ -331,6 +335,38 @@ func TestRun_Limit(t *testing.T) {
 	got := outputsOf(t, last, 2) // behind the marks of the error
 	if strings.Count(got, "is left out") != 1 || !strings.HasSuffix(got, "; error ValueError") || len(got) > 2<<20 {
 		t.Errorf("%v: %d bytes of output end with %q", res, len(got), got[max(0, len(got)-300):])
+	}
+}
+
+// TestRun_ShortLines: JSON makes a short line several times as long. However much of them a cell prints between two
+// saves, in one message or in many, no piece is larger than a record can be, and no line is lost.
+func TestRun_ShortLines(t *testing.T) {
+	pieces := &memory{}
+	r := &run{Run: &Run{Pieces: pieces, Document: notebookOf(t, "flood")}, dirty: map[int]bool{}, limit: 3 << 20}
+	r.begin()
+	lines, printed := strings.Repeat("é\n", maxPart/2/len("é\n")), 0
+	for _, text := range []string{lines[:30000], lines[30000:], lines, lines + lines + "end"} {
+		m := jupyter.Message{Content: encode(map[string]string{"name": "stdout", "text": text})}
+		if changed, err := r.apply(t.Context(), 0, "stream", &m); !changed || err != nil {
+			t.Fatal(changed, err)
+		}
+		printed += len(text)
+	}
+	if err := r.store(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := 0
+	for _, p := range r.state.Cells[0] {
+		content, err := readPart(t.Context(), pieces, p)
+		if err != nil || len(content.Outputs) > 3*maxPart { // all lines in one piece have 4.7
+			t.Errorf("piece %s has %d bytes: %v", p.Piece, len(content.Outputs), err)
+		}
+		for _, out := range parseOutputs(content.Outputs) {
+			got += len(out.text)
+		}
+	}
+	if got != printed {
+		t.Errorf("%d bytes of text, not %d", got, printed)
 	}
 }
 
@@ -407,12 +443,13 @@ func TestRun_Carried(t *testing.T) {
 		`stdout "two\n"; display_data {"text/plain":["3"]}`}
 	check := func(when string, s *stored) {
 		t.Helper()
+		d := document(t, string(s.document))
 		for at, want := range want {
-			if got := outputsOf(t, s, at); got != want {
+			if got := shownIn(d, at); got != want {
 				t.Errorf("%s: cell %d has %s, want %s", when, at+1, got, want)
 			}
 		}
-		if got := outputsOf(t, s, 2); len(got) != 5*(partSize/2)+len(`stdout ""`) {
+		if got := shownIn(d, 2); len(got) != 5*(partSize/2)+len(`stdout ""`) {
 			t.Errorf("%s: cell 3 has %d bytes", when, len(got))
 		}
 		if !strings.Contains(string(s.document), `"value": 2`) {
