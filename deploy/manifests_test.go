@@ -30,8 +30,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 )
 
 // Builds of deploy/kubernetes, as an operator makes them. The components are used as their kustomization files say.
@@ -289,8 +289,8 @@ func TestManifests_Code(t *testing.T) {
 	for _, p := range scraped.Spec.Containers[0].Ports {
 		ports[p.Name] = p.ContainerPort
 	}
-	if ports["peers"] != kube.PeerPort {
-		t.Errorf("the port for peers is %d, the code's is %d", ports["peers"], kube.PeerPort)
+	if ports["peers"] != replicas.Port {
+		t.Errorf("the port for peers is %d, the code's is %d", ports["peers"], replicas.Port)
 	}
 	port := fmt.Sprint(ports["metrics"])
 	if listen := env(scraped, "EKG_METRICS_LISTEN"); port == "0" || !strings.HasSuffix(listen, ":"+port) ||

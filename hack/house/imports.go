@@ -118,6 +118,7 @@ var mayImport = map[string][]string{
 		"launcher/kube/poddial",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
+		"launcher/kube/replicas",
 		"launcher/supervisor/api",
 	},
 	"launcher/supervisor": {
@@ -150,7 +151,8 @@ var mayImport = map[string][]string{
 	},
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/supervisor/api"},
 
-	"launcher/kube/poddial": {"launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/poddial":  {"launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/replicas": {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
 
 	// Pure parts of launcher/kube.
 	"launcher/kube/podspec": {"kernelspecs", "launcher", "launcher/flavor", "launcher/gpu",
@@ -310,7 +312,7 @@ var doors = []struct {
 	{
 		"k8s.io/",
 		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec",
-			"launcher/kube/podstatus"},
+			"launcher/kube/podstatus", "launcher/kube/replicas"},
 		[]string{"deploy", "e2e"},
 	},
 }

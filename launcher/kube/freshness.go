@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 // freshness knows when the informers were last proved to hold what the cluster holds.
@@ -86,7 +87,7 @@ func (f *freshness) proved(now time.Time) {
 
 const (
 	beatPause = 500 * time.Millisecond
-	// maxBeat is the longest time between two beats of a process that runs. It is less than peerTime: until then, a
+	// maxBeat is the longest time between two beats of a process that runs. It is less than replicas.answerTime: until then, a
 	// change waits for the replica that is to be notified.
 	maxBeat = 1500 * time.Millisecond
 )
@@ -103,10 +104,10 @@ func (f *freshness) checkBeat() {
 	}
 }
 
-// keepBeat calls checkBeat until this launcher is closed.
-func (l *Launcher) keepBeat() {
-	for goroutines.Sleep(l.ctx, beatPause) == nil {
-		l.freshness.checkBeat()
+// keepBeat calls checkBeat until ctx ends.
+func (f *freshness) keepBeat(ctx context.Context) {
+	for goroutines.Sleep(ctx, beatPause) == nil {
+		f.checkBeat()
 	}
 }
 
@@ -215,4 +216,40 @@ func (l *Launcher) knownPods() map[types.UID]*corev1.Pod {
 		}
 	}
 	return known
+}
+
+// ensureComplete makes sure that a list of kernels lacks none: by the API server, or without it by the replicas. While
+// the API server does not answer, lists do not wait for it.
+func (l *Launcher) ensureComplete(ctx context.Context) error {
+	if l.replicas == nil {
+		return l.proveFresh(ctx)
+	}
+	if l.freshness.failing.Load() && l.replicas.Complete(ctx) == nil {
+		l.proveInBackground()
+		return nil
+	}
+	err := l.proveFresh(ctx)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if cerr := l.replicas.Complete(ctx); cerr != nil {
+		l.log.Info("kernels cannot be listed without the API server", logkey.Err, cerr)
+		return err
+	}
+	return nil
+}
+
+// proveInBackground asks the API server whether it answers again, unless another goroutine does.
+func (l *Launcher) proveInBackground() {
+	if !l.freshness.proving.CompareAndSwap(false, true) {
+		return
+	}
+	if !l.goroutines.Go(func() {
+		defer l.freshness.proving.Store(false)
+		if err := l.proveFresh(l.ctx); err != nil {
+			l.log.Debug("the API server does not answer yet", logkey.Err, err)
+		}
+	}) {
+		l.freshness.proving.Store(false)
+	}
 }

@@ -17,25 +17,18 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// masterKey is a master key with its fingerprint. New pods record the fingerprint of the key that theirs are derived
-// from.
-type masterKey struct {
-	secret      []byte
-	fingerprint string
-}
-
 // masterKeys returns the keys of the options. The first one is for new pods.
-func (o *Options) masterKeys() ([]masterKey, error) {
-	var all []masterKey
+func (o *Options) masterKeys() ([]podspec.MasterKey, error) {
+	var all []podspec.MasterKey
 	for _, secret := range [][]byte{o.MasterKey, o.SecondMasterKey} {
 		if len(secret) == 0 {
 			continue
 		}
-		fingerprint, err := podspec.KeyFingerprint(secret)
+		key, err := podspec.NewMasterKey(secret)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, masterKey{secret, fingerprint})
+		all = append(all, key)
 	}
 	return all, nil
 }
@@ -57,9 +50,9 @@ func (o *Options) checkKeys() error {
 func (l *Launcher) logKeys() {
 	second := "none"
 	if len(l.keys) > 1 {
-		second = l.keys[1].fingerprint
+		second = l.keys[1].Fingerprint
 	}
-	l.log.Info("master keys", logkey.MasterKey, l.keys[0].fingerprint, logkey.SecondKey, second)
+	l.log.Info("master keys", logkey.MasterKey, l.keys[0].Fingerprint, logkey.SecondKey, second)
 }
 
 // errKeyFound says that a connection has shown which master key a pod's keys are derived from. The next attempt uses
@@ -80,10 +73,10 @@ func (l *Launcher) keysOf(pod *corev1.Pod) (podKeys, error) {
 	if err != nil {
 		return podKeys{}, err
 	}
-	wanted := cmp.Or(rec.MasterKey, l.shownKey(pod), l.keys[0].fingerprint)
+	wanted := cmp.Or(rec.MasterKey, l.shownKey(pod), l.keys[0].Fingerprint)
 	for _, key := range l.keys {
-		if key.fingerprint == wanted {
-			keys, err := podspec.DeriveKeys(key.secret, pod.Namespace, pod.Name, rec.KeyVersion)
+		if key.Fingerprint == wanted {
+			keys, err := podspec.DeriveKeys(key.Secret, pod.Namespace, pod.Name, rec.KeyVersion)
 			return podKeys{keys, wanted, rec.MasterKey != ""}, err
 		}
 	}
@@ -156,17 +149,17 @@ func (l *Launcher) connectWith(ctx context.Context, pod *corev1.Pod, keys podKey
 		return nil, err
 	}
 	for _, key := range l.keys {
-		if key.fingerprint == keys.master {
+		if key.Fingerprint == keys.master {
 			continue
 		}
-		other, err := podspec.DeriveKeys(key.secret, pod.Namespace, pod.Name, rec.KeyVersion)
+		other, err := podspec.DeriveKeys(key.Secret, pod.Namespace, pod.Name, rec.KeyVersion)
 		if err != nil {
 			return nil, err
 		}
 		c, err := poddial.DialTLS(ctx, l.dialer, pod, other)
 		if err == nil {
 			_ = c.Close() // its caller would send a token that is derived from the first key
-			l.showKey(pod, key.fingerprint)
+			l.showKey(pod, key.Fingerprint)
 			return nil, errKeyFound
 		}
 		if !errors.Is(err, api.ErrOtherKey) {
@@ -197,9 +190,9 @@ func (l *Launcher) measureKeysLocked(known []*kernel) map[string]int64 {
 			continue
 		}
 		switch cmp.Or(k.rec.MasterKey, k.shownKey) {
-		case l.keys[0].fingerprint:
+		case l.keys[0].Fingerprint:
 			counts[launcher.KeyCurrent]++
-		case l.keys[len(l.keys)-1].fingerprint:
+		case l.keys[len(l.keys)-1].Fingerprint:
 			counts[launcher.KeySecond]++
 		default:
 			counts[launcher.KeyUnknown]++

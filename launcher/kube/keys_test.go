@@ -1,8 +1,6 @@
 package kube
 
 import (
-	"log/slog"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -124,38 +122,6 @@ func TestMasterKeys_NewPods(t *testing.T) {
 		if string(secret.Data["token"]) != keys.Token {
 			t.Errorf("the secret of pod %s is not derived from the first key", pod)
 		}
-	}
-}
-
-// TestPeers_Keys: replicas that share a master key believe each other, whichever is the first.
-func TestPeers_Keys(t *testing.T) {
-	c := newTestCluster(t)
-	third := []byte(strings.Repeat("x", 32))
-	for name, tt := range map[string]struct {
-		own, peer [2][]byte
-		believed  bool
-	}{
-		"the same":                     {[2][]byte{testKey}, [2][]byte{testKey}, true},
-		"the peer knows the next one":  {[2][]byte{testKey}, [2][]byte{testKey, newKey}, true},
-		"the peer uses the next one":   {[2][]byte{testKey, newKey}, [2][]byte{newKey, testKey}, true},
-		"the peer has only the second": {[2][]byte{newKey, testKey}, [2][]byte{testKey}, true},
-		"only the peer knows both":     {[2][]byte{testKey}, [2][]byte{newKey, testKey}, true},
-		"none in common":               {[2][]byte{testKey, newKey}, [2][]byte{third}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l, other := withKeys(t, c, tt.own[0], tt.own[1]), withKeys(t, c, tt.peer[0], tt.peer[1])
-			own, peer := peersOf(t, l), peersOf(t, other)
-			server := httptest.NewUnstartedServer(peer.routes())
-			server.TLS = peer.tlsConfig()
-			server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
-			server.StartTLS()
-			defer server.Close()
-			defer own.closeIdle()
-			err := own.notify(t.Context(), server.Listener.Addr().String(), idA)
-			if (err == nil) != tt.believed {
-				t.Errorf("notification: %v", err)
-			}
-		})
 	}
 }
 

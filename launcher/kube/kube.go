@@ -14,11 +14,11 @@
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
 // nodes if they are watched; an informer of warm kernels; decideAboutLimits, by election too, if
-// there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods, and one for each
-// replica that has missed a notification; and calls that go on after their callers have left.
+// there are limits; writeEndings; with other replicas, those of package replicas; and calls that go on after their
+// callers have left.
 //
-// Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
-// answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
+// Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu,
+// replicas.Replicas.mu, answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
 // is held.
 package kube
 
@@ -45,6 +45,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -147,9 +148,9 @@ type Launcher struct {
 	// Fixed.
 	opts       Options
 	client     kubernetes.Interface
-	keys       []masterKey // the one for new pods is the first; at least one
-	homeSpaces []string    // namespaces of kernels whose owners have none of their own
-	watched    []string    // namespaces that are watched: homeSpaces, or all of the cluster as metav1.NamespaceAll
+	keys       []podspec.MasterKey // the one for new pods is the first; at least one
+	homeSpaces []string            // namespaces of kernels whose owners have none of their own
+	watched    []string            // namespaces that are watched: homeSpaces, or all of the cluster as metav1.NamespaceAll
 	timing     timing
 	log        *slog.Logger
 	informers  []cache.SharedIndexInformer // of pods, one for each namespace
@@ -158,7 +159,7 @@ type Launcher struct {
 	cancel     context.CancelCauseFunc
 	ctx        context.Context // the launcher's own life, ended by Close
 
-	peers     *peers // nil: no replicas
+	replicas  *replicas.Replicas // nil: none
 	opened    time.Time
 	freshness freshness
 	answers   answers
@@ -248,6 +249,11 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
+	if o.Peers != nil {
+		if l.replicas, err = l.newReplicas(replicas.Options{Name: cmp.Or(hostName(l.log), "ekg")}); err != nil {
+			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
+		}
+	}
 	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -255,16 +261,13 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := l.watchWarm(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	if o.Peers != nil {
-		if l.peers, err = l.startPeers(*o.Peers); err != nil {
-			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
-		}
-		if err := l.peers.introduce(ctx); err != nil {
+	if l.replicas != nil {
+		if err := l.joinReplicas(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
 	l.watchMachines()
-	for _, f := range []func(){l.maintain, l.keepBeat, l.reap, l.writeEndings} {
+	for _, f := range []func(){l.maintain, func() { l.freshness.keepBeat(life) }, l.reap, l.writeEndings} {
 		l.goroutines.Go(f)
 	}
 	if o.Limits != nil {
@@ -325,9 +328,7 @@ func (o *Options) watched() []string {
 func (l *Launcher) Close() error {
 	l.goroutines.Close()
 	l.cancel(errClosed)
-	if l.peers != nil {
-		l.peers.close()
-	}
+	l.replicas.Close()
 	l.goroutines.Wait()
 	l.dialer.Close(errClosed)
 	return nil

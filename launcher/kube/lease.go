@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"time"
 
@@ -19,17 +18,13 @@ import (
 
 // leaseLock returns the lock on a lease in the kernels' namespace.
 func (l *Launcher) leaseLock(name string) resourcelock.Interface {
-	host, err := os.Hostname()
-	if err != nil {
-		l.log.Debug("this machine has no name", logkey.Err, err)
-	}
 	return &resourcelock.LeaseLock{Client: l.opts.Cluster.leases.CoordinationV1(),
 		LeaseMeta: metav1.ObjectMeta{
 			Namespace: l.opts.Pods.Namespace,
 			Name:      name,
 			Labels:    map[string]string{podspec.LabelManagedBy: podspec.Manager},
 		},
-		LockConfig: resourcelock.ResourceLockConfig{Identity: cmp.Or(host, "ekg") + "_" + uuid.NewString()}}
+		LockConfig: resourcelock.ResourceLockConfig{Identity: cmp.Or(hostName(l.log), "ekg") + "_" + uuid.NewString()}}
 }
 
 // elect takes part in an election for as long as the launcher lives. It calls lead while this gateway holds the lease.

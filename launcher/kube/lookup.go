@@ -38,7 +38,7 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 		return nil, err
 	}
 	if err := l.lookFor(ctx, id); err != nil {
-		if l.peers == nil || l.peers.complete(ctx) != nil {
+		if l.replicas.Complete(ctx) != nil {
 			return nil, err
 		}
 		if k, lerr := l.lookUp(id); k != nil || lerr != nil { // a replica knows it

@@ -49,11 +49,14 @@ func (l *Launcher) watchMachines() {
 	}
 }
 
-// listWatchOf lists and watches with a client of one resource.
-func listWatchOf[L runtime.Object](client interface {
+// listWatcher is a client of one resource.
+type listWatcher[L runtime.Object] interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}) cache.ListWatch {
+}
+
+// listWatchOf lists and watches with a client of one resource.
+func listWatchOf[L runtime.Object](client listWatcher[L]) cache.ListWatch {
 	return cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return client.List(ctx, o)

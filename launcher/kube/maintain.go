@@ -27,11 +27,7 @@ func (l *Launcher) maintain() {
 		// The time limit holds for a whole round, in case the cluster does not answer.
 		round, cancel := context.WithTimeout(l.ctx, l.timing.api)
 		l.catchUp(round)
-		if l.peers != nil {
-			l.peers.forgetEnded(round)
-			l.peers.greetRest(round)
-			l.peers.notifyAllSilent()
-		}
+		l.replicas.Maintain(round)
 		for _, k := range l.snapshot() {
 			l.maintainKernel(round, k)
 		}

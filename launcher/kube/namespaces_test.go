@@ -303,7 +303,7 @@ func TestNamespaces_Refused(t *testing.T) {
 	req.Owner = "bob"
 	pod, err := podspec.Build(l.opts.Pods, req, podspec.Record{ID: idA, Generation: 1, Owner: "bob",
 		SpecName: req.Spec.Name, Created: l.clusterNow().UTC().Round(0), Protocol: api.ProtocolVersion,
-		MasterKey: l.keys[0].fingerprint})
+		MasterKey: l.keys[0].Fingerprint})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 		var failed *launcher.FailedError
 		switch {
 		case err == nil:
-			l.notifyPeers(ctx, id)
+			l.replicas.Notify(ctx, id)
 			return after, nil
 		case errors.As(err, &failed):
 			return launcher.Notes{}, err

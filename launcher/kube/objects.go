@@ -25,8 +25,8 @@ import (
 // encrypted: who may read pods reads no Secret there, and who may write pods makes no gateway create an object.
 
 // objectsCipher returns the cipher of a pod's objects. The annotation of one pod is rejected on another one.
-func objectsCipher(pod *corev1.Pod, master []byte) (cipher.AEAD, error) {
-	return derivedCipher(master, fmt.Sprintf("ekg objects of kernel %s/%s version 1", pod.Namespace, pod.Name))
+func objectsCipher(pod *corev1.Pod, master podspec.MasterKey) (cipher.AEAD, error) {
+	return master.Cipher(fmt.Sprintf("ekg objects of kernel %s/%s version 1", pod.Namespace, pod.Name))
 }
 
 // sealObjects encrypts the objects of a pod that is to be created.
@@ -35,7 +35,7 @@ func (l *Launcher) sealObjects(pod *corev1.Pod) error {
 	if plain == "" {
 		return nil
 	}
-	c, err := objectsCipher(pod, l.keys[0].secret)
+	c, err := objectsCipher(pod, l.keys[0])
 	if err != nil {
 		return err
 	}
@@ -59,10 +59,10 @@ func (l *Launcher) openObjects(pod *corev1.Pod) (*corev1.Pod, error) {
 		return nil, errSealed
 	}
 	for _, key := range l.keys {
-		if key.fingerprint != rec.MasterKey {
+		if key.Fingerprint != rec.MasterKey {
 			continue
 		}
-		c, err := objectsCipher(pod, key.secret)
+		c, err := objectsCipher(pod, key)
 		if err != nil {
 			return nil, err
 		}

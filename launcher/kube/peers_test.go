@@ -1,13 +1,10 @@
 package kube
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -21,39 +18,16 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// peersOf is the HTTP handler for a launcher's peers.
-func peersOf(t *testing.T, l *Launcher) *peers {
-	t.Helper()
-	keys, err := newPeerKeys(l.keys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := l.newPeers(Peers{}, keys)
-	p.answering = make(chan struct{}, 1)
-	return p
-}
-
 // TestPeers: a notified replica knows a kernel at once, however late its watch is.
 func TestPeers(t *testing.T) {
 	c := newTestCluster(t)
 	silent := c.silence()
-	first := openTest(t, c, nil)
+	first := openTest(t, c, rarely)
 	silent.Store(true)
-	late := openTest(t, c, nil)
-	p := peersOf(t, late)
-	routes := p.routes()
-	notify := func(id, token string) int {
-		body := new(bytes.Buffer)
-		if end := first.endingForPeers(id); end != nil {
-			if err := json.NewEncoder(body).Encode(end); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, body)
-		r.Header.Set("Authorization", "Bearer "+token)
-		routes.ServeHTTP(w, r)
-		return w.Code
-	}
+	late := openTest(t, c, rarely)
+	n := newReplicaNet(t, c)
+	n.join(first, ip1)
+	n.join(late, ip2)
 	listed := func() bool {
 		all, err := late.Kernels(t.Context())
 		if err != nil {
@@ -61,26 +35,17 @@ func TestPeers(t *testing.T) {
 		}
 		return slices.ContainsFunc(all, func(k launcher.Kernel) bool { return k.ID == idA })
 	}
-	if _, _, err := first.Start(t.Context(), testRequest(idA)); err != nil {
-		t.Fatal(err)
-	}
+	n.cutOff(ip2, true)
+	startTest(t, first, idA)
 	if listed() {
 		t.Fatal("its watch is not late; the test proves nothing")
 	}
-	for _, bad := range []struct {
-		id, token string
-		want      int
-	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys[0].token, 400}} {
-		if got := notify(bad.id, bad.token); got != bad.want {
-			t.Errorf("%q with %q: %d", bad.id, bad.token, got)
-		}
+	n.cutOff(ip2, false)
+	notify := func() { first.replicas.Maintain(t.Context()); first.replicas.Notify(t.Context(), idA) }
+	if notify(); !listed() {
+		t.Error("after the notification of a kernel it is not listed")
 	}
-	if listed() {
-		t.Error("a notification without the token was accepted")
-	}
-	if got := notify(idA, p.keys[0].token); got != 204 || !listed() {
-		t.Errorf("after the notification of a kernel: %d, listed %v", got, listed())
-	}
+	n.cutOff(ip2, true)
 	if err := first.Stop(t.Context(), idA, "not needed"); err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +55,9 @@ func TestPeers(t *testing.T) {
 	late.mu.Lock()
 	pod := late.kernels[idA].pod
 	late.mu.Unlock()
-	if got := notify(idA, p.keys[0].token); got != 204 || listed() {
-		t.Errorf("after the notification of an end: %d, listed %v", got, listed())
+	n.cutOff(ip2, false)
+	if notify(); listed() {
+		t.Error("after the notification of an end it is listed")
 	}
 	late.updatePod(pod) // its watch, at last
 	var gone *launcher.GoneError
@@ -100,44 +66,35 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// rarely makes a launcher do nothing at intervals.
+func rarely(_ *Options, tm *timing) { tm.maintenance = time.Hour }
+
 // TestPeers_PeerThatDoesNotAnswer: a list never lacks a kernel that a peer has announced, even if reading that kernel
 // failed.
 func TestPeers_PeerThatDoesNotAnswer(t *testing.T) {
 	c := newTestCluster(t)
 	silent := c.silence()
 	var refused atomic.Bool
-	c.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
-		return refused.Load(), nil, errors.New("the server is busy")
+	c.PrependReactor("list", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		return refused.Load() && a.GetNamespace() == "ns", nil, errors.New("the server is busy")
 	})
-	first := openTest(t, c, nil)
+	first := openTest(t, c, rarely)
 	silent.Store(true)
-	late := openTest(t, c, nil)
-	p := peersOf(t, late)
-	notify := func(id string) int {
-		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
-		r.SetPathValue("id", id)
-		r.Header.Set("Authorization", "Bearer "+p.keys[0].token)
-		p.serveKernel(w, r)
-		return w.Code
+	late := openTest(t, c, rarely)
+	n := newReplicaNet(t, c)
+	n.join(first, ip1)
+	n.join(late, ip2)
+	refused.Store(true)
+	startTest(t, first, idA)
+	refused.Store(false)
+	late.mu.Lock()
+	known := late.kernels[idA] != nil
+	late.mu.Unlock()
+	if known {
+		t.Fatal("the kernel was read; the test proves nothing")
 	}
-	for n, id := range []string{idA, idB} {
-		if _, _, err := first.Start(t.Context(), testRequest(id)); err != nil {
-			t.Fatal(err)
-		}
-		want := http.StatusTooManyRequests // in one case it sends no request
-		if n == 0 {
-			want = http.StatusServiceUnavailable
-			refused.Store(true)
-		} else {
-			p.answering <- struct{}{}
-		}
-		if got := notify(id); got != want {
-			t.Errorf("notification of %s: %d", id, got)
-		}
-		refused.Store(false)
-		if all, err := late.Kernels(t.Context()); err != nil || len(all) != n+1 {
-			t.Errorf("there are %+v, %v", all, err)
-		}
+	if all, err := late.Kernels(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("there are %+v, %v", all, err)
 	}
 	before := c.requests()
 	if _, err := late.Kernels(t.Context()); err != nil || c.requests() != before {
@@ -177,19 +134,22 @@ func TestPeers_Culled(t *testing.T) {
 			if err := first.Stop(t.Context(), idA, "it was shut down on request"); err != nil {
 				t.Fatal(err)
 			}
-			text, err := json.Marshal(first.endingForPeers(idA))
-			if err != nil {
-				t.Fatal(err)
-			}
-			var ending peerEnding
-			if err := json.Unmarshal(text, &ending); err != nil {
-				t.Fatal(err)
-			}
+			text := sharedKernels{first}.Ending(idA)
 			if !sendsUsage {
+				var ending peerEnding
+				if err := json.Unmarshal(text, &ending); err != nil {
+					t.Fatal(err)
+				}
 				ending.Usage = launcher.Usage{}
+				var err error
+				if text, err = json.Marshal(ending); err != nil {
+					t.Fatal(err)
+				}
 			}
 			for range 2 { // notifications may be repeated
-				late.enterPeerEnding(idA, ending)
+				if err := (sharedKernels{late}).EnterEnding(idA, text); err != nil {
+					t.Fatal(err)
+				}
 			}
 			want := launcher.EndedKernel{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, Culled: true,
 				At: end.At, Usage: launcher.Usage{Started: end.At.Add(-time.Hour), Seconds: 3600}}

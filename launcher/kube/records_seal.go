@@ -3,35 +3,20 @@ package kube
 import (
 	"bytes"
 	"compress/gzip"
-	"crypto/aes"
 	"crypto/cipher"
-	"crypto/hkdf"
-	"crypto/sha256"
 	"fmt"
 	"io"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
 // A record's data is compressed by gzip and encrypted by AES-256-GCM with a random nonce. Each record has a key of its
 // own, derived from the master key: so a record's content is rejected in the place of another one.
 
 // recordCipher returns the cipher of a record.
-func recordCipher(n recordName, master []byte) (cipher.AEAD, error) {
-	return derivedCipher(master, fmt.Sprintf("ekg record %s of kind %s version 1", n.id, n.kind))
-}
-
-// derivedCipher returns the cipher with a key that is derived from a master key, for one purpose.
-func derivedCipher(master []byte, purpose string) (cipher.AEAD, error) {
-	key, err := hkdf.Key(sha256.New, master, nil, purpose, 32)
-	if err != nil {
-		return nil, err
-	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, err
-	}
-	return cipher.NewGCMWithRandomNonce(block)
+func recordCipher(n recordName, master podspec.MasterKey) (cipher.AEAD, error) {
+	return master.Cipher(fmt.Sprintf("ekg record %s of kind %s version 1", n.id, n.kind))
 }
 
 // seal returns data as it is stored, encrypted with the key for new objects.
@@ -47,7 +32,7 @@ func (l *Launcher) seal(n recordName, data []byte) ([]byte, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	c, err := recordCipher(n, l.keys[0].secret)
+	c, err := recordCipher(n, l.keys[0])
 	if err != nil {
 		return nil, err
 	}
@@ -58,10 +43,10 @@ func (l *Launcher) seal(n recordName, data []byte) ([]byte, error) {
 // is ErrRecordDamaged.
 func (l *Launcher) openSealed(n recordName, fingerprint string, sealed []byte) ([]byte, error) {
 	for _, key := range l.keys {
-		if key.fingerprint != fingerprint {
+		if key.Fingerprint != fingerprint {
 			continue
 		}
-		c, err := recordCipher(n, key.secret)
+		c, err := recordCipher(n, key)
 		if err != nil {
 			return nil, err
 		}

@@ -89,7 +89,7 @@ func (l *Launcher) newHead(n recordName, resourceVersion string, settled bool) *
 				podspec.LabelComponent: componentRecord,
 				labelRecord:            podspec.LabelValue(n.kind),
 			}},
-		Data: map[string]string{recordKey: l.keys[0].fingerprint},
+		Data: map[string]string{recordKey: l.keys[0].Fingerprint},
 	}
 	if settled {
 		head.Labels[labelSettled] = "true"

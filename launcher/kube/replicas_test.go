@@ -8,9 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	goruntime "runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,6 +22,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 )
 
 // replicaNet joins the replicas of a test: launchers with addresses whose requests to each other it carries.
@@ -31,16 +30,16 @@ type replicaNet struct {
 	t *testing.T
 	c *testCluster
 
-	mu   sync.Mutex
-	all  map[string]http.Handler // by address
-	cut  map[string]bool         // addresses that no other replica reaches
-	hung map[string]bool         // addresses that never answer
-	sent []string
+	mu      sync.Mutex
+	all     map[string]http.Handler // by address
+	cut     map[string]bool         // addresses that no other replica reaches
+	hung    map[string]bool         // addresses that never answer
+	reached map[[2]string]bool      // the addresses of two replicas of which the first has reached the second
 }
 
 func newReplicaNet(t *testing.T, c *testCluster) *replicaNet {
 	return &replicaNet{t: t, c: c, all: map[string]http.Handler{}, cut: map[string]bool{},
-		hung: map[string]bool{}}
+		hung: map[string]bool{}, reached: map[[2]string]bool{}}
 }
 
 // carrier carries one replica's requests.
@@ -56,7 +55,7 @@ func (c carrier) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	c.n.mu.Lock()
 	to, cut, hung := c.n.all[ip], c.n.cut[ip] || c.n.cut[c.from], c.n.hung[ip]
-	c.n.sent = append(c.n.sent, r.Method+" "+r.URL.Path)
+	c.n.reached[[2]string{c.from, ip}] = to != nil && !cut
 	c.n.mu.Unlock()
 	if to == nil || cut {
 		return nil, errors.New("no route to host")
@@ -91,14 +90,14 @@ func (n *replicaNet) hang(ip string, hung bool) {
 	n.hung[ip] = hung
 }
 
-// join makes a launcher a replica: as startPeers does, but without a port, and without watching the replicas' pods.
-func (n *replicaNet) join(l *Launcher, ip string) *peers {
+// join makes a launcher a replica: as joinReplicas does, but without a port, and without watching the replicas' pods.
+func (n *replicaNet) join(l *Launcher, ip string) *replicas.Replicas {
 	n.t.Helper()
 	n.addPod(ip)
 	p := n.begin(l, ip)
 	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
 	defer cancel()
-	if err := p.introduce(ctx); err != nil {
+	if err := p.Introduce(ctx); err != nil {
 		n.t.Fatal(err)
 	}
 	return p
@@ -115,24 +114,19 @@ func (n *replicaNet) addPod(ip string) {
 }
 
 // begin makes a launcher a replica that has not introduced itself.
-func (n *replicaNet) begin(l *Launcher, ip string) *peers {
+func (n *replicaNet) begin(l *Launcher, ip string) *replicas.Replicas {
 	n.t.Helper()
-	keys, err := newPeerKeys(l.keys)
+	l.opts.Peers = &Peers{Namespace: "gateways", IP: ip}
+	r, err := l.newReplicas(replicas.Options{Name: "ekg-" + ip, Transport: carrier{n, ip}})
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	for i := range keys {
-		keys[i].client = &http.Client{Transport: carrier{n, ip}}
-	}
-	p := l.newPeers(Peers{Namespace: "gateways", IP: ip}, keys)
-	p.self = "ekg-" + ip + "/" + ip
 	n.mu.Lock()
-	n.all[ip] = p.routes()
+	n.all[ip] = r.Handler()
 	n.mu.Unlock()
-	p.server = &http.Server{} // for close
 	l.freshness.markStale()
-	l.peers = p
-	return p
+	l.replicas = r
+	return r
 }
 
 // listed returns the ids of a list.
@@ -228,14 +222,14 @@ func TestOutage(t *testing.T) {
 		delete(first.kernels, idB) // a last kernel of which it has not heard
 		first.mu.Unlock()
 		n.c.away(true)
-		first.peers.forgetEnded(t.Context())
+		first.replicas.Maintain(t.Context())
 		if got, err := listed(t, first); !errors.Is(err, launcher.ErrUnavailable) {
 			t.Errorf("before: %v, %v", got, err)
 		}
 		n.c.away(false)
 		later(time.Minute)
 		eventually(t, "no proof is made", func() bool { return !first.freshness.proving.Load() })
-		first.peers.forgetEnded(t.Context())
+		first.replicas.Maintain(t.Context())
 		n.c.away(true)
 		later(time.Minute)
 		if got, err := listed(t, first); err != nil || len(got) != 2 {
@@ -276,7 +270,7 @@ func TestOutage_RestartedReplica(t *testing.T) {
 		t.Errorf("before it has listed: %v, %v", got, err)
 	}
 	n.c.away(false)
-	if err := p.introduce(t.Context()); err != nil {
+	if err := p.Introduce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	n.c.away(true)
@@ -299,7 +293,7 @@ func TestIntroduce_EndedReplica(t *testing.T) {
 		w.WriteHeader(http.StatusBadGateway) // it ends, and says nothing more
 	})
 	n.mu.Unlock()
-	if err := p.introduce(t.Context()); err != nil {
+	if err := p.Introduce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	third.mu.Lock()
@@ -318,7 +312,9 @@ func TestProof_OtherNamespace(t *testing.T) {
 	first.mu.Unlock()
 	other.Namespace, other.UID, other.Name = "elsewhere", "uid-b", idB+"-1"
 	other.Labels[podspec.LabelKernel] = idB
-	first.enterPeerKernel(idB, peerKernel{Pod: other})
+	if err := (sharedKernels{first}).Enter(idB, replicas.Kernel{Pod: other}); err != nil {
+		t.Fatal(err)
+	}
 	if got, err := listed(t, first); err != nil || !slices.Equal(got, []string{idA}) {
 		t.Errorf("a replica's kernel: %v, %v", got, err)
 	}
@@ -341,7 +337,7 @@ func TestOutage_NewReplica(t *testing.T) {
 	third := openTest(t, n.c, func(_ *Options, tm *timing) { tm.maintenance = time.Hour })
 	n.cutOff(ip1, true) // it does not learn of it
 	n.join(third, ip3)
-	if _, known := first.peers.known()["ekg-"+ip3+"/"+ip3]; known {
+	if n.reached[[2]string{ip3, ip1}] {
 		t.Fatal("the first replica knows the third; the test proves nothing")
 	}
 	n.cutOff(ip1, false)
@@ -396,51 +392,6 @@ func TestOutage_Frozen(t *testing.T) {
 	}
 }
 
-// TestOutage_Rounds: callers that wait at the same time share the requests to the replicas, and no caller gets the
-// result of requests that were sent before it called.
-func TestOutage_Rounds(t *testing.T) {
-	n, first, _, later := outage(t)
-	n.c.away(true)
-	later(time.Minute)
-	if _, err := listed(t, first); err != nil {
-		t.Fatal(err)
-	}
-	n.mu.Lock()
-	before := len(n.sent)
-	n.mu.Unlock()
-	rounds := first.peers.rounds.Load()
-	first.peers.completing.Lock()
-	var callers sync.WaitGroup
-	for range 100 {
-		callers.Go(func() {
-			if err := first.peers.complete(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	eventually(t, "all callers wait", func() bool { return blockedIn("(*peers).complete(") == 100 })
-	first.peers.completing.Unlock()
-	callers.Wait()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if asked, n := len(n.sent)-before, first.peers.rounds.Load()-rounds; asked != 1 || n != 1 {
-		t.Errorf("100 callers at one moment have sent %d requests in %d rounds", asked, n)
-	}
-}
-
-// blockedIn counts the goroutines that wait for a mutex in a function.
-func blockedIn(function string) (n int) {
-	stacks := make([]byte, 16<<20)
-	stacks = stacks[:goruntime.Stack(stacks, true)]
-	for one := range strings.SplitSeq(string(stacks), "\n\n") {
-		state, calls, _ := strings.Cut(one, "\n")
-		if strings.Contains(state, "[sync.Mutex.Lock") && strings.Contains(calls, function) {
-			n++
-		}
-	}
-	return n
-}
-
 // TestOutage_Ending: a replica that can reach the API server tells the others that a kernel has ended, unless they hear
 // from its supervisor.
 func TestOutage_Ending(t *testing.T) {
@@ -477,7 +428,7 @@ func TestWatch_Kick(t *testing.T) {
 	l := openTest(t, c, func(_ *Options, tm *timing) { tm.maintenance = time.Hour })
 	n := newReplicaNet(t, c)
 	p := n.begin(l, ip1)
-	if err := p.watchReplicas(); err != nil {
+	if err := p.Watch(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it was refused three times", func() bool { return refused.Load() >= 3 })
@@ -494,60 +445,5 @@ func TestWatch_Kick(t *testing.T) {
 	eventually(t, "it watches", func() bool { return watched.Load() > 0 })
 	if took := time.Since(began); took > 1500*time.Millisecond {
 		t.Errorf("it takes %v", took)
-	}
-}
-
-// TestPeers_Silent: a peer that does not answer delays one change only. When it answers again, it is notified of all
-// that it has missed, and changes wait for it again.
-func TestPeers_Silent(t *testing.T) {
-	c := newTestCluster(t)
-	silent := c.silence()
-	first := openTest(t, c, nil)
-	silent.Store(true) // the other one learns of kernels by notifications only
-	late := openTest(t, c, func(_ *Options, tm *timing) { tm.fresh = time.Hour })
-	n := newReplicaNet(t, c)
-	p := n.join(first, "10.0.0.1")
-	n.join(late, "10.0.0.2")
-	if err := p.introduce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	knows := func(id string) bool {
-		late.mu.Lock()
-		defer late.mu.Unlock()
-		return late.kernels[id] != nil
-	}
-	startTest(t, first, numberedID(0))
-	if !knows(numberedID(0)) {
-		t.Fatal("a peer that answers was not notified")
-	}
-	n.hang("10.0.0.2", true)
-	began := time.Now()
-	startTest(t, first, numberedID(1))
-	if took := time.Since(began); took < peerTime {
-		t.Fatalf("the first change took %v; the test proves nothing", took)
-	}
-	const others = 5
-	began = time.Now()
-	for i := range others {
-		startTest(t, first, numberedID(2+i))
-	}
-	if took := time.Since(began); took > peerTime {
-		t.Errorf("%d changes beside a silent peer took %v", others, took)
-	}
-	n.hang("10.0.0.2", false)
-	eventually(t, "it is notified of what it has missed", func() bool {
-		p.notifyAllSilent()
-		for i := range 2 + others {
-			if !knows(numberedID(i)) {
-				return false
-			}
-		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.silent) == 0
-	})
-	startTest(t, first, numberedID(20))
-	if !knows(numberedID(20)) {
-		t.Error("a change does not wait for a peer that answers again")
 	}
 }

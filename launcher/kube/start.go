@@ -90,7 +90,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		SpecName:   req.Spec.Name,
 		Created:    l.clusterNow().UTC().Round(0),
 		Protocol:   api.ProtocolVersion,
-		MasterKey:  l.keys[0].fingerprint,
+		MasterKey:  l.keys[0].Fingerprint,
 		Groups:     req.Groups,
 	}
 	pod, err := podspec.Build(l.opts.Pods, req, rec)
@@ -180,7 +180,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 		}
 		return nil, launcher.ErrConflict
 	}
-	l.notifyPeers(ctx, k.id)
+	l.replicas.Notify(ctx, k.id)
 	return k, nil
 }
 
@@ -391,7 +391,7 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 // returns the flavor, nil for none.
 func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *flavor.Flavor, error) {
 	rec.Generation++
-	rec.MasterKey = l.keys[0].fingerprint // its secret is a new one
+	rec.MasterKey = l.keys[0].Fingerprint // its secret is a new one
 	opened, err := l.openObjects(old)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pod %s: its objects: %w", old.Name, err)

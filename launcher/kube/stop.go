@@ -86,7 +86,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 		s.err = l.awaitRemoval(k, pod)
 	}
 	if s.err == nil {
-		l.notifyPeers(l.ctx, k.id)
+		l.replicas.Notify(l.ctx, k.id)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

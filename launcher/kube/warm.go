@@ -295,7 +295,7 @@ func (l *Launcher) createMissing(ctx context.Context, kind podspec.WarmKind, nam
 func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name string) error {
 	id := uuid.NewString()
 	pod, err := kind.Build(l.opts.Pods, podspec.Record{ID: id, Created: l.clusterNow().UTC().Round(0),
-		MasterKey: l.keys[0].fingerprint})
+		MasterKey: l.keys[0].Fingerprint})
 	if err != nil {
 		return err
 	}

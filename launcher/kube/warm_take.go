@@ -116,7 +116,7 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 		l.discard(context.WithoutCancel(ctx), made)
 		return d, launcher.ClaimFailed, nil
 	}
-	l.notifyPeers(context.WithoutCancel(ctx), k.id)
+	l.replicas.Notify(context.WithoutCancel(ctx), k.id)
 	now := l.clusterNow()
 	l.opts.Observer.KernelUp(rec.SpecName, []launcher.Phase{{Name: launcher.PhaseAdmission, Took: now.Sub(requested)}})
 	l.log.Info("warm kernel has got its owner", logkey.Kernel, k.id, logkey.Spec, rec.SpecName, logkey.Pod, pod.Name,

@@ -45,38 +45,10 @@ const selectPodEvents = "involvedObject.kind=Pod"
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, ns := range l.watched {
-		pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				o.LabelSelector = selectManaged
-				return untilAnswered(ctx, l, func() (*corev1.PodList, error) {
-					return trackWatch(l, watchKey{ns, "pods"}, false,
-						func() (*corev1.PodList, error) { return l.client.CoreV1().Pods(ns).List(ctx, o) })
-				})
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				o.LabelSelector = selectManaged
-				return untilAnswered(ctx, l, func() (watch.Interface, error) {
-					return trackWatch(l, watchKey{ns, "pods"}, true,
-						func() (watch.Interface, error) { return l.client.CoreV1().Pods(ns).Watch(ctx, o) })
-				})
-			},
-		}}, &corev1.Pod{}, l.timing.resync, nil)
-		events := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				o.FieldSelector = selectPodEvents
-				return untilAnswered(ctx, l, func() (*corev1.EventList, error) {
-					return trackWatch(l, watchKey{ns, "events"}, false,
-						func() (*corev1.EventList, error) { return l.client.CoreV1().Events(ns).List(ctx, o) })
-				})
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				o.FieldSelector = selectPodEvents
-				return untilAnswered(ctx, l, func() (watch.Interface, error) {
-					return trackWatch(l, watchKey{ns, "events"}, true,
-						func() (watch.Interface, error) { return l.client.CoreV1().Events(ns).Watch(ctx, o) })
-				})
-			},
-		}}, &corev1.Event{}, l.timing.resync, nil)
+		pods := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "pods"}, l.client.CoreV1().Pods(ns),
+			func(o *metav1.ListOptions) { o.LabelSelector = selectManaged }), &corev1.Pod{}, l.timing.resync, nil)
+		events := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "events"}, l.client.CoreV1().Events(ns),
+			func(o *metav1.ListOptions) { o.FieldSelector = selectPodEvents }), &corev1.Event{}, l.timing.resync, nil)
 		entered, err := l.addHandlers(ns, pods, events)
 		if err != nil {
 			return err
@@ -110,22 +82,47 @@ type listThenWatch struct{ *cache.ListWatch }
 // IsWatchListSemanticsUnSupported is called by client-go.
 func (listThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
+// persistent lists and watches with a client of one resource, and repeats requests that are not answered. Whether they
+// work is recorded under a key that is not nil.
+func persistent[L runtime.Object](
+	l *Launcher, key *watchKey, client listWatcher[L], choose func(*metav1.ListOptions),
+) cache.ListerWatcher {
+	return listThenWatch{&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			choose(&o)
+			return untilAnswered(ctx, l, func() (L, error) {
+				list, err := client.List(ctx, o)
+				l.trackWatch(key, false, err)
+				return list, err
+			})
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			choose(&o)
+			return untilAnswered(ctx, l, func() (watch.Interface, error) {
+				w, err := client.Watch(ctx, o)
+				l.trackWatch(key, true, err)
+				return w, err
+			})
+		},
+	}}
+}
+
 // watchKey names what an informer watches.
 type watchKey struct{ namespace, resource string }
 
-// trackWatch makes a list or watch request and records whether it works. Informers do not report failures: while the
-// API server refuses connections they retry silently, up to a minute apart. Only a watch that works clears the record
-// of a failure.
-func trackWatch[T any](l *Launcher, w watchKey, mends bool, ask func() (T, error)) (T, error) {
-	got, err := ask()
+// trackWatch records whether a list or watch request works. Informers do not report failures: while the API server
+// refuses connections they retry silently, up to a minute apart. Only a watch that works clears the record of a failure.
+func (l *Launcher) trackWatch(key *watchKey, mends bool, err error) {
+	if key == nil {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
-		l.brokenWatches[w] = true
+		l.brokenWatches[*key] = true
 	} else if mends {
-		delete(l.brokenWatches, w)
+		delete(l.brokenWatches, *key)
 	}
-	return got, err
 }
 
 // addHandlers makes the launcher record what two informers report. synced report whether their first lists have been

@@ -1,4 +1,4 @@
-package kube
+package replicas
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
@@ -18,44 +17,44 @@ import (
 
 // onReplica returns the handler for changes of the gateways' pods. A replica that was seen once stays known until
 // forgetEnded has made sure that no kernel of it is unknown.
-func (p *peers) onReplica() cache.ResourceEventHandler {
+func (rs *Replicas) onReplica() cache.ResourceEventHandler {
 	changed := func(o any) {
 		switch pod, ok := o.(*corev1.Pod); {
 		case !ok:
 		case hasEnded(pod):
-			p.forgetInBackground()
+			rs.forgetInBackground()
 		case pod.Status.Phase == corev1.PodRunning:
-			p.meet(replicaName(pod))
+			rs.meet(replicaName(pod))
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    changed,
 		UpdateFunc: func(_, o any) { changed(o) },
-		DeleteFunc: func(any) { p.forgetInBackground() },
+		DeleteFunc: func(any) { rs.forgetInBackground() },
 	}
 }
 
 // forgetInBackground calls forgetEnded, unless another goroutine does. A call that is left out is made up for by the
 // next round of maintain.
-func (p *peers) forgetInBackground() {
-	if !p.forgetting.CompareAndSwap(false, true) {
+func (rs *Replicas) forgetInBackground() {
+	if !rs.forgetting.CompareAndSwap(false, true) {
 		return
 	}
-	if !p.l.goroutines.Go(func() {
-		defer p.forgetting.Store(false)
-		p.forgetEnded(p.l.ctx)
+	if !rs.opts.Goroutines.Go(func() {
+		defer rs.forgetting.Store(false)
+		rs.forgetEnded(rs.life)
 	}) {
-		p.forgetting.Store(false)
+		rs.forgetting.Store(false)
 	}
 }
 
 // forgetEnded forgets replicas whose pods are gone or have ended. Such a replica may have created kernels that no other
 // one knows, so all kernels are read from the quorum first.
-func (p *peers) forgetEnded(ctx context.Context) {
-	p.mu.Lock()
-	met := maps.Clone(p.met) // taken before the request: a replica that is met meanwhile does not seem to be gone
-	p.mu.Unlock()
-	for _, o := range p.store.List() {
+func (rs *Replicas) forgetEnded(ctx context.Context) {
+	rs.mu.Lock()
+	met := maps.Clone(rs.met) // taken before the request: a replica that is met meanwhile does not seem to be gone
+	rs.mu.Unlock()
+	for _, o := range rs.store.List() {
 		if pod, ok := o.(*corev1.Pod); ok && !hasEnded(pod) {
 			delete(met, replicaName(pod))
 		}
@@ -63,64 +62,64 @@ func (p *peers) forgetEnded(ctx context.Context) {
 	if len(met) == 0 {
 		return
 	}
-	pods, err := p.listPods(ctx)
+	pods, err := rs.opts.Pods(ctx)
 	if err != nil {
-		p.l.log.Debug("the gateways' pods could not be listed", logkey.Err, err)
+		rs.log.Debug("the gateways' pods could not be listed", logkey.Err, err)
 		return
 	}
 	// Names are not compared: the name of a pod's machine may differ from the pod's.
-	for i := range pods.Items {
-		if ip := pods.Items[i].Status.PodIP; !hasEnded(&pods.Items[i]) {
+	for i := range pods {
+		if ip := pods[i].Status.PodIP; !hasEnded(&pods[i]) {
 			maps.DeleteFunc(met, func(_, other string) bool { return other == ip })
 		}
 	}
 	if len(met) == 0 {
 		return
 	}
-	p.l.freshness.markStale()
-	if err := p.l.proveFresh(ctx); err != nil {
-		p.l.log.Debug("replicas that have ended are still asked: the cluster's pods could not be listed", logkey.Err, err)
+	rs.kernels.Doubt()
+	if err := rs.kernels.Prove(ctx); err != nil {
+		rs.log.Debug("replicas that have ended are still asked: the cluster's pods could not be listed", logkey.Err, err)
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
 	for name := range met {
-		delete(p.met, name)
-		delete(p.greeted, name)
+		delete(rs.met, name)
+		delete(rs.greeted, name)
 	}
 }
 
-// introduce makes this gateway and all others know each other. Afterwards this gateway may create kernels, and may
+// Introduce makes this gateway and all others know each other. Afterwards this gateway may create kernels, and may
 // answer lists without the API server. It does not wait longer than greetTime for replicas that do not answer.
-func (p *peers) introduce(ctx context.Context) error {
-	seen, err := p.greetListed(ctx)
+func (rs *Replicas) Introduce(ctx context.Context) error {
+	seen, err := rs.greetListed(ctx)
 	if err != nil {
 		return err
 	}
 	// Replicas that have ended before they could be greeted have created no kernel after this.
-	p.l.freshness.markStale()
-	if err := p.l.proveFresh(ctx); err != nil {
+	rs.kernels.Doubt()
+	if err := rs.kernels.Prove(ctx); err != nil {
 		return err
 	}
-	p.listed.Store(true)
-	p.introduced.Store(seen)
+	rs.listed.Store(true)
+	rs.introduced.Store(seen)
 	return nil
 }
 
 // greetListed greets the replicas that the cluster has. seen says that later ones can find this gateway.
-func (p *peers) greetListed(ctx context.Context) (seen bool, err error) {
+func (rs *Replicas) greetListed(ctx context.Context) (seen bool, err error) {
 	waiting, cancel := context.WithTimeout(ctx, greetTime)
 	defer cancel()
 	for {
-		replicas, ownSeen, err := p.listReplicas(ctx)
+		replicas, ownSeen, err := rs.listReplicas(ctx)
 		if err != nil {
 			return false, err
 		}
 		var unmet []string
 		for name, r := range replicas {
-			err := p.greet(ctx, name, r.ip)
+			err := rs.greet(ctx, name, r.ip)
 			if err == nil || r.running {
-				p.meet(name)
+				rs.meet(name)
 			}
 			if err != nil && r.ready { // others are not waited for
 				unmet = append(unmet, name)
@@ -134,11 +133,11 @@ func (p *peers) greetListed(ctx context.Context) (seen bool, err error) {
 				return false, context.Cause(ctx)
 			}
 			if !ownSeen {
-				p.l.log.Warn("the cluster does not know the address of this gateway's pod; lists need the API server",
-					logkey.Replica, p.self)
+				rs.log.Warn("the cluster does not know the address of this gateway's pod; lists need the API server",
+					logkey.Replica, rs.self)
 				return false, nil
 			}
-			p.l.log.Warn("replicas that are ready do not answer", logkey.Replica, unmet)
+			rs.log.Warn("replicas that are ready do not answer", logkey.Replica, unmet)
 			return true, nil
 		}
 	}
@@ -150,24 +149,17 @@ type listedReplica struct {
 	running, ready bool
 }
 
-// listPods reads the gateways' pods from the quorum.
-func (p *peers) listPods(ctx context.Context) (*corev1.PodList, error) {
-	asking, cancel := p.l.apiContext(ctx)
-	defer cancel()
-	return p.l.client.CoreV1().Pods(p.namespace).List(asking, metav1.ListOptions{LabelSelector: p.selector})
-}
-
 // listReplicas reads the other gateways' pods from the quorum, by NAME/IP. ownSeen says that they can find this one.
-func (p *peers) listReplicas(ctx context.Context) (all map[string]listedReplica, ownSeen bool, err error) {
-	pods, err := p.listPods(ctx)
+func (rs *Replicas) listReplicas(ctx context.Context) (all map[string]listedReplica, ownSeen bool, err error) {
+	pods, err := rs.opts.Pods(ctx)
 	if err != nil {
 		return nil, false, err
 	}
 	all = map[string]listedReplica{}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
+	for i := range pods {
+		pod := &pods[i]
 		switch {
-		case pod.Status.PodIP == p.own:
+		case pod.Status.PodIP == rs.opts.IP:
 			ownSeen = true
 		case pod.Status.PodIP != "" && !hasEnded(pod):
 			all[replicaName(pod)] = listedReplica{pod.Status.PodIP, pod.Status.Phase == corev1.PodRunning, isReady(pod)}
@@ -184,14 +176,14 @@ func isReady(pod *corev1.Pod) bool {
 
 // greet introduces this gateway to a replica that has not answered it yet. An answer of an earlier version of ekg
 // counts: that version answers no lists without the API server.
-func (p *peers) greet(ctx context.Context, name, ip string) error {
-	p.mu.Lock()
-	done := p.greeted[name]
-	p.mu.Unlock()
+func (rs *Replicas) greet(ctx context.Context, name, ip string) error {
+	rs.mu.Lock()
+	done := rs.greeted[name]
+	rs.mu.Unlock()
 	if done {
 		return nil
 	}
-	resp, err := p.ask(ctx, ip, "/kernels?have="+p.view().digest())
+	resp, err := rs.ask(ctx, ip, "/kernels?have="+rs.view().digest())
 	if err != nil {
 		return err
 	}
@@ -199,19 +191,19 @@ func (p *peers) greet(ctx context.Context, name, ip string) error {
 	if resp.StatusCode == http.StatusForbidden {
 		return fmt.Errorf("it answers %s", resp.Status) // it has not recorded this gateway
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.greeted[name] = true
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.greeted[name] = true
 	return nil
 }
 
 // greetRest introduces this gateway to replicas that could not be reached before.
-func (p *peers) greetRest(ctx context.Context) {
+func (rs *Replicas) greetRest(ctx context.Context) {
 	var asked sync.WaitGroup
-	for name, ip := range p.known() {
+	for name, ip := range rs.known() {
 		asked.Go(func() {
-			if err := p.greet(ctx, name, ip); err != nil {
-				p.l.log.Debug("a replica does not answer", logkey.Replica, name, logkey.Err, err)
+			if err := rs.greet(ctx, name, ip); err != nil {
+				rs.log.Debug("a replica does not answer", logkey.Replica, name, logkey.Err, err)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
-package kube
+package replicas
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -10,17 +11,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// TestViewGateways checks that a gateway shows its replicas' pods, and asks those that it reaches for their version.
-func TestViewGateways(t *testing.T) {
-	c := newTestCluster(t)
-	n := newReplicaNet(t, c)
-	own, other := openTest(t, c, nil), openTest(t, c, nil)
-	if all, err := own.ViewGateways(t.Context()); err != nil || len(all) != 0 {
-		t.Errorf("without replicas: %v, %v", all, err)
-	}
-	p := n.join(own, "10.0.0.1")
-	n.join(other, "10.0.0.2")
-	other.opts.Version = "1.2"
+// TestGateways checks that a gateway shows its replicas' pods, and asks those that it reaches for their version.
+func TestGateways(t *testing.T) {
+	n := newNetwork(t)
+	own, _ := n.join(ip1)
+	n.join(ip2)
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	pod := func(ip string, ready corev1.ConditionStatus, phase corev1.PodPhase) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gateways", Name: "ekg-" + ip},
@@ -33,14 +28,11 @@ func TestViewGateways(t *testing.T) {
 		pod("10.0.0.2", corev1.ConditionTrue, corev1.PodRunning), pod("10.0.0.3", corev1.ConditionTrue, corev1.PodRunning),
 		pod("10.0.0.4", corev1.ConditionFalse, corev1.PodRunning), pod("10.0.0.5", corev1.ConditionFalse, corev1.PodFailed),
 		pod("10.0.0.6", corev1.ConditionFalse, corev1.PodPending)} {
-		if err := p.store.Add(one); err != nil {
+		if err := own.store.Add(one); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := own.ViewGateways(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := own.Gateways(t.Context())
 	want := []launcher.Gateway{
 		{Name: "ekg-10.0.0.1", Self: true, Started: began, Ready: true},
 		{Name: "ekg-10.0.0.2", Version: "1.2", Started: began, Ready: true},
@@ -48,12 +40,7 @@ func TestViewGateways(t *testing.T) {
 		{Name: "ekg-10.0.0.4", Started: began, Problem: "It is not ready."},
 		{Name: "ekg-10.0.0.6", Started: began, Problem: "Its pod is not running yet."},
 	}
-	if len(got) != len(want) {
-		t.Fatalf("got %+v", got)
-	}
-	for i := range want {
-		if got[i] != want[i] {
-			t.Errorf("got  %+v\nwant %+v", got[i], want[i])
-		}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package kube
+package replicas
 
 import (
 	"context"
@@ -17,26 +17,26 @@ import (
 // versionTime bounds the time that replicas have to answer.
 const versionTime = 3 * time.Second
 
-// peerVersion is a replica's answer to GET /version. Gateways of earlier releases answer 404.
-type peerVersion struct {
+// versionAnswer is a replica's answer to GET /version. Gateways of earlier releases answer 404.
+type versionAnswer struct {
 	Version string `json:"version"`
 }
 
-// serveVersion answers a peer that asks for this program's version.
-func (p *peers) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	p.answer(w, peerVersion{p.l.opts.Version})
+// serveVersion answers a replica that asks for this program's version.
+func (rs *Replicas) serveVersion(w http.ResponseWriter, _ *http.Request) {
+	rs.answer(w, versionAnswer{rs.opts.Version})
 }
 
-// ViewGateways returns the gateways' pods as this gateway's watch knows them, with the version that each reports. It
+// Gateways returns the gateways' pods as this gateway's watch knows them, with the version that each reports. It
 // returns none where this gateway has no replicas.
-func (l *Launcher) ViewGateways(ctx context.Context) ([]launcher.Gateway, error) {
-	if l.peers == nil {
-		return nil, nil
+func (rs *Replicas) Gateways(ctx context.Context) []launcher.Gateway {
+	if rs == nil {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, versionTime)
 	defer cancel()
 	var pods []*corev1.Pod
-	for _, o := range l.peers.store.List() {
+	for _, o := range rs.store.List() {
 		if pod, ok := o.(*corev1.Pod); ok && !hasEnded(pod) {
 			pods = append(pods, pod)
 		}
@@ -45,21 +45,21 @@ func (l *Launcher) ViewGateways(ctx context.Context) ([]launcher.Gateway, error)
 	all := make([]launcher.Gateway, len(pods))
 	var asked sync.WaitGroup
 	for i, pod := range pods {
-		all[i] = launcher.Gateway{Name: pod.Name, Self: pod.Status.PodIP == l.peers.own, Started: startedAt(pod),
+		all[i] = launcher.Gateway{Name: pod.Name, Self: pod.Status.PodIP == rs.opts.IP, Started: startedAt(pod),
 			Ready: isReady(pod), Problem: unready(pod)}
 		if !all[i].Self && pod.Status.PodIP != "" {
-			asked.Go(func() { l.peers.askVersion(ctx, pod.Status.PodIP, &all[i]) })
+			asked.Go(func() { rs.askVersion(ctx, pod.Status.PodIP, &all[i]) })
 		}
 	}
 	asked.Wait()
-	return all, nil
+	return all
 }
 
 // askVersion sets a replica's version.
-func (p *peers) askVersion(ctx context.Context, ip string, g *launcher.Gateway) {
-	var v peerVersion
-	_, err := p.get(ctx, ip, "/version", &v)
-	var status *peerStatusError
+func (rs *Replicas) askVersion(ctx context.Context, ip string, g *launcher.Gateway) {
+	var v versionAnswer
+	_, err := rs.get(ctx, ip, "/version", &v)
+	var status *statusError
 	switch {
 	case err == nil:
 		g.Version = v.Version
