@@ -62,8 +62,13 @@ func TestE2E_KubeHelm(t *testing.T) {
 			t.Errorf("after %s the cell printed %q, want %d", after, r.stdout, number)
 		}
 	}
-	helm("upgrade", release, chart, "--set", "deployment.replicas=1,settings.max-kernels=1")
+	helm("upgrade", release, chart, "--set", "deployment.replicas=1,settings.max-kernels=1",
+		"--set-json", `prePull=[{"name": "py", "images": ["localhost/kernel-py:dev"]}]`,
+		"--set-json", `placeholders=[{"name": "py", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}]`)
 	lives("the upgrade")
+	for _, ahead := range []string{"daemonset/ekg-pre-pull-py", "deployment/ekg-placeholder-py"} {
+		k.cluster.kubectl(t, "", "-n", k.namespace, "rollout", "status", ahead, "--timeout=2m")
+	}
 	if n := k.replicaCount(); n != 1 {
 		t.Errorf("%d replicas after the upgrade", n)
 	}
