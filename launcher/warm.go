@@ -1,7 +1,6 @@
 package launcher
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -86,92 +85,6 @@ func ChangedVariables(mode string, warm, start map[string]string) (changed map[s
 	return changed, true
 }
 
-// Pauses after warm kernels that could not be started.
-const (
-	firstWarmPause   = 5 * time.Second
-	longestWarmPause = 10 * time.Minute
-)
-
-// WarmAtOnce is how many warm kernels of a kernelspec are being started at the same time.
-const WarmAtOnce = 2
-
 // WarmAssignTime bounds the wait until a warm kernel has been given to its owner. After it the start is an ordinary
 // one.
 const WarmAssignTime = 5 * time.Second
-
-// WarmLedger counts warm kernels and holds back kernelspecs whose warm kernels fail. The zero value is ready. It takes
-// no lock: its callers guard it.
-type WarmLedger struct {
-	counts  map[string]WarmCount
-	claims  map[WarmClaim]int64
-	gaveWay map[string]int64
-	pauses  map[string]warmPause
-}
-
-// warmPause holds one kernelspec back.
-type warmPause struct {
-	content string // the kernelspec's version; another one is tried at once
-	reason  string
-	pause   time.Duration
-	until   time.Time
-}
-
-// Claimed counts a start.
-func (w *WarmLedger) Claimed(spec, result string) {
-	if w.claims == nil {
-		w.claims = map[WarmClaim]int64{}
-	}
-	w.claims[WarmClaim{spec, result}]++
-}
-
-// GaveWay counts a warm kernel that was ended for a start that waits.
-func (w *WarmLedger) GaveWay(spec string) {
-	if w.gaveWay == nil {
-		w.gaveWay = map[string]int64{}
-	}
-	w.gaveWay[spec]++
-}
-
-// Failed notes that a warm kernel of a version of a kernelspec could not be started, or has ended. It returns for how
-// long no other is started: twice as long as the last time.
-func (w *WarmLedger) Failed(spec, content, reason string, now time.Time) time.Duration {
-	p := w.pauses[spec]
-	if p.content != content {
-		p = warmPause{content: content}
-	}
-	p.pause = min(max(2*p.pause, firstWarmPause), longestWarmPause)
-	p.reason, p.until = reason, now.Add(p.pause)
-	if w.pauses == nil {
-		w.pauses = map[string]warmPause{}
-	}
-	w.pauses[spec] = p
-	return p.pause
-}
-
-// Works notes that a warm kernel of a kernelspec waits for its owner.
-func (w *WarmLedger) Works(spec string) { delete(w.pauses, spec) }
-
-// May reports whether a warm kernel of a version of a kernelspec may be started now.
-func (w *WarmLedger) May(spec, content string, now time.Time) bool {
-	p, paused := w.pauses[spec]
-	return !paused || p.content != content || !now.Before(p.until)
-}
-
-// SetCounts replaces the numbers. It adds the reasons of failures to kernelspecs that lack warm kernels.
-func (w *WarmLedger) SetCounts(counts map[string]WarmCount) {
-	for spec, c := range counts {
-		if p := w.pauses[spec]; p.reason != "" && c.Reason == "" && c.Waiting < c.Wanted {
-			c.Reason = p.reason
-			counts[spec] = c
-		}
-	}
-	w.counts = counts
-}
-
-// Reason returns why a kernelspec has fewer warm kernels than wanted, "" if that is not known.
-func (w *WarmLedger) Reason(spec string) string { return w.counts[spec].Reason }
-
-// Measure adds the numbers to the data for metrics.
-func (w *WarmLedger) Measure(m *Measures) {
-	m.Warm, m.WarmClaims, m.WarmGaveWay = maps.Clone(w.counts), maps.Clone(w.claims), maps.Clone(w.gaveWay)
-}

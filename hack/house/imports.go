@@ -109,6 +109,7 @@ var mayImport = map[string][]string{
 		"launcher/local/devices",
 		"launcher/proctree",
 		"launcher/supervisor/api",
+		"launcher/warm",
 	},
 	"launcher/kube": {
 		"kernelspecs",
@@ -120,7 +121,9 @@ var mayImport = map[string][]string{
 		"launcher/kube/podstatus",
 		"launcher/kube/replicas",
 		"launcher/supervisor/api",
+		"launcher/warm",
 	},
+	"launcher/warm": {"launcher"},
 	"launcher/supervisor": {
 		"jupyter",
 		"jupyter/framing",

@@ -439,9 +439,7 @@ func (l *Launcher) endWarmPod(ctx context.Context, pod *corev1.Pod, waits string
 			l.log.Info("warm kernel gives way to a kernel that waits", logkey.Kernel, pod.Labels[podspec.LabelKernel],
 				logkey.Spec, specOf(pod), logkey.Pod, pod.Name, logkey.Waits, waits)
 			if waits != "" {
-				l.mu.Lock()
-				l.warm.ledger.GaveWay(specOf(pod))
-				l.mu.Unlock()
+				l.warm.GaveWay(specOf(pod))
 			}
 			return true
 		}

@@ -107,7 +107,7 @@ func TestGPUWait_ChooseWarm(t *testing.T) {
 // does not wait any more.
 func TestGPUWait_RecentRooms(t *testing.T) {
 	now := time.Now()
-	l := &Launcher{timing: timing{now: func() time.Time { return now }}}
+	l := &Launcher{timing: timing{now: func() time.Time { return now }}, warm: new(warmStore)}
 	l.warm.rooms = map[types.UID]madeRoom{"new": {"n", now.Add(-time.Second)}, "old": {"m", now.Add(-staleRoom)},
 		"gone": {"n", now}}
 	has, reserved := l.recentRooms([]gpuWait{{uid: "new", resource: "r", amount: 2}, {uid: "old", resource: "r"},

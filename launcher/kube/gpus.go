@@ -69,11 +69,7 @@ func (l *Launcher) warmAhead() (all []launcher.Ahead) {
 		name := specOf(pod)
 		pods[name] = append(pods[name], pod)
 	}
-	for _, w := range l.opts.Warm() {
-		a := launcher.Ahead{SpecName: w.Start.Spec.Name, Wanted: w.Count}
-		if w.Start.Flavor != nil {
-			a.Flavor = w.Start.Flavor.Name
-		}
+	for _, a := range l.warm.Ahead() {
 		waits := ""
 		for _, pod := range pods[a.SpecName] {
 			if pod.Spec.NodeName != "" {
@@ -84,14 +80,13 @@ func (l *Launcher) warmAhead() (all []launcher.Ahead) {
 				waits = podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
 			}
 		}
-		l.mu.Lock()
-		known := l.warm.ledger.Reason(a.SpecName)
-		l.mu.Unlock()
 		switch {
 		case waits != "":
 			a.Reason = waits
 		case a.Ready+a.Waiting < a.Wanted:
-			a.Reason = cmp.Or(known, missingWarm)
+			a.Reason = cmp.Or(a.Reason, missingWarm)
+		default:
+			a.Reason = ""
 		}
 		all = append(all, a)
 	}

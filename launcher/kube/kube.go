@@ -167,7 +167,7 @@ type Launcher struct {
 	access    namespaceAccess
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  machines
-	warm      warmPool
+	warm      *warmStore
 
 	// Guarded by mu.
 	mu            sync.Mutex
@@ -235,7 +235,6 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		gpuBusy:       map[launcher.GPULabels]float64{},
 		culls:         map[launcher.CullLabels]int64{},
 		brokenWatches: map[watchKey]bool{},
-		warm:          warmPool{urgent: make(chan struct{}, 1)},
 	}
 	if o.Cluster.requests != nil {
 		o.Cluster.requests.reportTo(o.Observer)
@@ -245,6 +244,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
 		l.opts.Warm = func() []launcher.Warm { return nil } // those of earlier gateways are ended
 	}
+	l.warm = newWarmStore(l)
 	l.logKeys()
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
@@ -258,7 +258,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	if err := l.watchWarm(); err != nil {
+	if err := l.warm.watch(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	if l.replicas != nil {

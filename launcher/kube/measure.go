@@ -29,7 +29,7 @@ func (l *Launcher) Measure() launcher.Measures {
 		}
 	}
 	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpuSeconds), maps.Clone(l.gpuBusy)
-	l.warm.ledger.Measure(&m)
+	l.warm.Measure(&m)
 	m.Culls, m.Keys = maps.Clone(l.culls), l.measureKeysLocked(known)
 	l.follower.MeasureLocked(&m)
 	return m

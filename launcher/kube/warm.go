@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/warm"
 )
 
 // The pod of a warm kernel is no kernel's pod for any gateway, until a start takes it. That is one patch of exactly one
@@ -38,15 +40,22 @@ const (
 	warmReport     = time.Minute      // for the watch to report a pod that was created; then the pod is read
 )
 
-// warmPool is the warm kernels of one cluster. Its ledger is guarded by Launcher.mu.
-type warmPool struct {
+// warmStore is the warm kernels of one cluster, as launcher/warm keeps them.
+type warmStore struct {
+	l *Launcher
+	*warm.Pool[podspec.WarmKind]
 	pods   cache.SharedIndexInformer // fixed; nil: this gateway has no warm kernels
 	urgent chan struct{}             // fixed; capacity 1: a pod waits for GPUs
 
-	rooms   map[types.UID]madeRoom // of pods that wait for GPUs; only the reaper uses it
-	refused atomic.Int64           // starts that wait until a quota does not count a warm kernel any more
-	ledger  launcher.WarmLedger
-	made    map[string]madeWarm // by id, guarded by Launcher.mu: created ones that the watch has not reported
+	// Owned by the reaper.
+	rooms  map[types.UID]madeRoom       // of pods that wait for GPUs
+	waited map[corev1.ResourceName]bool // what pods wait for in this round
+	listed map[string]*corev1.Pod       // by kernel, in this round
+
+	refused atomic.Int64 // starts that wait until a quota does not count a warm kernel any more
+
+	mu   sync.Mutex          // the last that is locked
+	made map[string]madeWarm // by id: created ones that the watch has not reported
 }
 
 // madeWarm is a warm kernel that this gateway has created.
@@ -56,19 +65,23 @@ type madeWarm struct {
 	at   time.Time
 }
 
-// watchWarm watches the pods of warm kernels.
-func (l *Launcher) watchWarm() (err error) {
-	if l.opts.Warm == nil {
+func newWarmStore(l *Launcher) *warmStore {
+	w := &warmStore{l: l, urgent: make(chan struct{}, 1), made: map[string]madeWarm{}}
+	w.Pool = warm.NewPool(l.opts.Warm, w, l.timing.now, l.log)
+	return w
+}
+
+// watch watches the pods of warm kernels.
+func (w *warmStore) watch() (err error) {
+	if w.l.opts.Warm == nil {
 		return nil
 	}
-	if l.warm.pods, err = l.warmInformer(); err != nil {
+	if w.pods, err = w.l.warmInformer(); err != nil {
 		return err
 	}
-	_, err = l.warm.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
+	_, err = w.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
 		if pod, ok := o.(*corev1.Pod); ok {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			delete(l.warm.made, pod.Labels[podspec.LabelKernel])
+			w.forgetMade(pod.Labels[podspec.LabelKernel])
 		}
 	}})
 	return err
@@ -125,90 +138,72 @@ func runsWarm(pod *corev1.Pod) bool {
 	return true
 }
 
-// warmFailed notes why a warm kernel could not be started, has ended, or could not be given to its owner.
-func (l *Launcher) warmFailed(spec, content, reason string) {
-	l.mu.Lock()
-	if !l.warm.ledger.May(spec, content, l.timing.now()) {
-		l.mu.Unlock()
-		return // it is known
-	}
-	pause := l.warm.ledger.Failed(spec, content, reason, l.timing.now())
-	l.mu.Unlock()
-	l.log.Warn("warm kernels of a kernelspec fail", logkey.Spec, spec, logkey.Reason, reason, logkey.Pause, pause)
-}
-
 // keepWarm ends warm kernels that are not wanted, and creates those that are missing. The reaper calls it.
 func (l *Launcher) keepWarm(ctx context.Context) {
 	if l.warm.pods == nil || !l.warm.pods.HasSynced() {
 		return
 	}
-	counts, kinds := map[string]launcher.WarmCount{}, map[string]podspec.WarmKind{}
-	for _, w := range l.opts.Warm() {
-		name := w.Start.Spec.Name
-		kind, err := podspec.NewWarmKind(l.opts.Pods, w.Start)
-		if err != nil {
-			counts[name] = launcher.WarmCount{Wanted: w.Count, Reason: err.Error()}
-			l.warmFailed(name, "", err.Error())
-			continue
-		}
-		kinds[name], counts[name] = kind, launcher.WarmCount{Wanted: w.Count}
+	if err := l.warm.Round(ctx); err != nil {
+		l.log.Warn("warm kernels cannot be kept; this is tried again", logkey.Err, err)
 	}
-	leaving := l.takenPods()
-	waited, ended := l.giveWay(ctx)
-	unreported := l.unreportedWarm(ctx) // first: the watch may report one meanwhile
-	for _, pod := range l.allWarmPods() {
+}
+
+// Kind returns from what the warm kernels of a plain start are created.
+func (w *warmStore) Kind(start launcher.Request) (kind podspec.WarmKind, content string, err error) {
+	kind, err = podspec.NewWarmKind(w.l.opts.Pods, start)
+	return kind, kind.Content, err
+}
+
+// List returns the warm kernels, after some have given way to pods that wait for GPUs.
+func (w *warmStore) List(ctx context.Context) ([]warm.Kernel, error) {
+	all := w.taken()
+	var ended map[types.UID]bool
+	w.waited, ended = w.l.giveWay(ctx)
+	w.listed = map[string]*corev1.Pod{}
+	unreported := w.unreported(ctx) // first: the watch may report one meanwhile
+	for _, pod := range w.l.allWarmPods() {
 		rec, err := podspec.ReadRecord(pod)
 		if err != nil {
 			continue
 		}
 		delete(unreported, rec.ID)
-		c := counts[rec.SpecName]
-		if pod.DeletionTimestamp == nil && !ended[pod.UID] && l.keepsWarm(ctx, pod, rec, kinds[rec.SpecName], c) {
-			c.Waiting++
-			if pod.Spec.NodeName == "" {
-				c.Reason = podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
-			}
-			counts[rec.SpecName] = c
-		} else {
-			leaving[rec.SpecName]++
+		w.listed[rec.ID] = pod
+		k := w.look(pod, rec)
+		if ended[pod.UID] {
+			k.State = warm.Leaving
 		}
+		all = append(all, k)
 	}
-	for _, spec := range unreported {
-		c := counts[spec]
-		c.Waiting++
-		counts[spec] = c
+	for id, spec := range unreported {
+		all = append(all, warm.Kernel{ID: id, SpecName: spec, State: warm.Created})
 	}
-	for name, kind := range kinds {
-		if l.warm.refused.Load() > 0 && len(kind.GPUs) > 0 ||
-			slices.ContainsFunc(kind.GPUs, func(name corev1.ResourceName) bool { return waited[name] }) {
-			c := counts[name]
-			c.Reason = launcher.WaitsForGPU
-			counts[name] = c
-			continue
-		}
-		counts[name] = l.createMissing(ctx, kind, name, counts[name], leaving[name])
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.warm.ledger.SetCounts(counts)
+	return all, nil
 }
 
-// takenPods returns for each kernelspec how many pods of warm kernels were taken and have no owner: their start has not
-// ended yet, or they were discarded. Such a pod counts for no limit, so no other pod replaces it before it is gone.
-func (l *Launcher) takenPods() map[string]int {
-	taken := map[string]int{}
-	for _, informer := range l.informers {
+// WhyNot says whether pods wait for the GPUs of a kind.
+func (w *warmStore) WhyNot(kind podspec.WarmKind) string {
+	if w.refused.Load() > 0 && len(kind.GPUs) > 0 ||
+		slices.ContainsFunc(kind.GPUs, func(name corev1.ResourceName) bool { return w.waited[name] }) {
+		return launcher.WaitsForGPU
+	}
+	return ""
+}
+
+// taken returns the pods of warm kernels that were taken and have no owner: their start has not ended yet, or they were
+// discarded. Such a pod counts for no limit, so no other pod replaces it before it is gone.
+func (w *warmStore) taken() (all []warm.Kernel) {
+	for _, informer := range w.l.informers {
 		for _, o := range informer.GetStore().List() {
 			pod, ok := o.(*corev1.Pod)
-			if !ok || podspec.TakenAt(pod).IsZero() || !podspec.IsDiscarded(pod) && !l.isBeingGiven(pod) {
+			if !ok || podspec.TakenAt(pod).IsZero() || !podspec.IsDiscarded(pod) && !w.l.isBeingGiven(pod) {
 				continue
 			}
 			if rec, err := podspec.ReadRecord(pod); err == nil {
-				taken[rec.SpecName]++
+				all = append(all, warm.Kernel{ID: rec.ID, SpecName: rec.SpecName, State: warm.Leaving})
 			}
 		}
 	}
-	return taken
+	return all
 }
 
 // isBeingGiven reports whether a warm kernel was just taken, and it is not known that it has its owner.
@@ -223,35 +218,40 @@ func (l *Launcher) isBeingGiven(pod *corev1.Pod) bool {
 		(!k.supervisor.HasStatus || k.supervisor.Status.Warm)
 }
 
-// keepsWarm reports whether a pod is that of a warm kernel that is wanted. Others are deleted.
-func (l *Launcher) keepsWarm(ctx context.Context, pod *corev1.Pod, rec podspec.Record, kind podspec.WarmKind,
-	c launcher.WarmCount) bool {
-	content := pod.Annotations[podspec.AnnotationWarm]
-	age := l.clusterNow().Sub(warmSince(pod))
-	waits := pod.Spec.NodeName == "" && len(kind.GPUs) > 0 // for as long as it takes
-	switch runs := runsWarm(pod); {
+// look returns what a pod says about its warm kernel.
+func (w *warmStore) look(pod *corev1.Pod, rec podspec.Record) warm.Kernel {
+	k := warm.Kernel{ID: rec.ID, SpecName: rec.SpecName, Content: pod.Annotations[podspec.AnnotationWarm]}
+	now := w.l.clusterNow()
+	age, runs := now.Sub(warmSince(pod)), runsWarm(pod)
+	waits := pod.Spec.NodeName == "" && len(podspec.GPUAmounts(pod)) > 0 // for as long as it takes
+	switch {
+	case pod.DeletionTimestamp != nil:
+		k.State = warm.Leaving
 	case podstatus.HasEnded(pod), !runs && hasRun(pod), !runs && !waits && age > warmStartLimit:
-		why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
-		l.warmFailed(rec.SpecName, content, cmp.Or(why, "its containers do not run"))
-	case content == kind.Content && c.Waiting < c.Wanted:
-		if runs && age > warmProof {
-			l.mu.Lock()
-			l.warm.ledger.Works(rec.SpecName)
-			l.mu.Unlock()
-		}
-		return true
+		k.State = warm.Failed
+		k.Reason = cmp.Or(podstatus.Explain(pod, w.l.eventsOf(pod), now).Text, "its containers do not run")
+	case runs && age > warmProof:
+		k.State = warm.Proven
+	case pod.Spec.NodeName == "":
+		k.Reason = podstatus.Explain(pod, w.l.eventsOf(pod), now).Text
 	}
-	asking, cancel := l.apiContext(ctx)
+	return k
+}
+
+// Delete deletes the pod of a warm kernel that is not wanted. It counts until it is gone.
+func (w *warmStore) Delete(ctx context.Context, k warm.Kernel) bool {
+	pod := w.listed[k.ID]
+	asking, cancel := w.l.apiContext(ctx)
 	defer cancel()
-	err := l.deleteWarm(asking, pod, nil)
+	err := w.l.deleteWarm(asking, pod, nil)
 	switch {
 	case err == nil:
-		l.log.Info("warm kernel is not wanted any more", logkey.Kernel, rec.ID, logkey.Spec, rec.SpecName)
+		w.l.log.Info("warm kernel is not wanted any more", logkey.Kernel, k.ID, logkey.Spec, k.SpecName)
 	case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil:
-		l.log.Warn("the pod of a warm kernel could not be removed; this is tried again", logkey.Pod, pod.Name, logkey.Err,
-			err)
+		w.l.log.Warn("the pod of a warm kernel could not be removed; this is tried again", logkey.Pod, pod.Name,
+			logkey.Err, err)
 	}
-	return false
+	return true
 }
 
 // warmSince returns when a pod was scheduled, or created if it has no node.
@@ -270,45 +270,25 @@ func hasRun(pod *corev1.Pod) bool {
 	})
 }
 
-// createMissing creates warm kernels of a kind, a few at once. No pod replaces one of those that are leaving.
-func (l *Launcher) createMissing(ctx context.Context, kind podspec.WarmKind, name string, c launcher.WarmCount,
-	leaving int) launcher.WarmCount {
-	for range min(c.Wanted-c.Waiting-leaving, launcher.WarmAtOnce) {
-		l.mu.Lock()
-		may := l.warm.ledger.May(name, kind.Content, l.timing.now())
-		l.mu.Unlock()
-		if !may || ctx.Err() != nil {
-			break
-		}
-		if err := l.createWarm(ctx, kind, name); err != nil {
-			if ctx.Err() == nil {
-				l.warmFailed(name, kind.Content, err.Error())
-			}
-			break
-		}
-		c.Waiting++
-	}
-	return c
-}
-
-// createWarm creates the pod and the secret of a warm kernel.
-func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name string) error {
-	id := uuid.NewString()
+// Create creates the pod and the secret of a warm kernel.
+func (w *warmStore) Create(ctx context.Context, kind podspec.WarmKind) error {
+	l, id := w.l, uuid.NewString()
 	pod, err := kind.Build(l.opts.Pods, podspec.Record{ID: id, Created: l.clusterNow().UTC().Round(0),
 		MasterKey: l.keys[0].Fingerprint})
 	if err != nil {
 		return err
 	}
-	l.noteMadeWarm(id, name, pod.Name)
+	name := specOf(pod)
+	w.noteMade(id, name, pod.Name)
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})
 	if err != nil {
-		l.forgetMadeWarm(id)
+		w.forgetMade(id)
 		return errors.New(podstatus.ExplainError(err).Text)
 	}
 	if part, err := l.createParts(ctx, made); err != nil {
-		l.forgetMadeWarm(id)
+		w.forgetMade(id)
 		return errors.Join(errors.New(partFailed(part, err).Reason),
 			l.deletePod(context.WithoutCancel(ctx), made))
 	}
@@ -317,43 +297,40 @@ func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name s
 	return nil
 }
 
-// noteMadeWarm notes that a warm kernel is about to be created. Until the watch reports it, the reaper counts it: the
-// next round would create another one. The store of the watch is not changed, since it may have a newer state already.
-func (l *Launcher) noteMadeWarm(id, spec, pod string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.warm.made == nil {
-		l.warm.made = map[string]madeWarm{}
-	}
-	l.warm.made[id] = madeWarm{spec, pod, l.timing.now()}
+// noteMade notes that a warm kernel is about to be created. Until the watch reports it, the reaper counts it: the next
+// round would create another one. The store of the watch is not changed, since it may have a newer state already.
+func (w *warmStore) noteMade(id, spec, pod string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.made[id] = madeWarm{spec, pod, w.l.timing.now()}
 }
 
-func (l *Launcher) forgetMadeWarm(id string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.warm.made, id)
+func (w *warmStore) forgetMade(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.made, id)
 }
 
-// unreportedWarm returns the kernelspecs of the warm kernels that were created and that the watch has not reported, by
-// id. A watch may be late, so it reads the pod of one that was created long ago.
-func (l *Launcher) unreportedWarm(ctx context.Context) map[string]string {
+// unreported returns the kernelspecs of the warm kernels that were created and that the watch has not reported, by id.
+// A watch may be late, so it reads the pod of one that was created long ago.
+func (w *warmStore) unreported(ctx context.Context) map[string]string {
 	specs, late := map[string]string{}, map[string]string{}
-	l.mu.Lock()
-	for id, m := range l.warm.made {
+	w.mu.Lock()
+	for id, m := range w.made {
 		specs[id] = m.spec
-		if now := l.timing.now(); now.Sub(m.at) > warmReport {
+		if now := w.l.timing.now(); now.Sub(m.at) > warmReport {
 			late[id] = m.pod
 			m.at = now
-			l.warm.made[id] = m
+			w.made[id] = m
 		}
 	}
-	l.mu.Unlock()
+	w.mu.Unlock()
 	for id, pod := range late {
-		asking, cancel := l.apiContext(ctx)
-		_, err := l.client.CoreV1().Pods(l.opts.Pods.Namespace).Get(asking, pod, metav1.GetOptions{})
+		asking, cancel := w.l.apiContext(ctx)
+		_, err := w.l.client.CoreV1().Pods(w.l.opts.Pods.Namespace).Get(asking, pod, metav1.GetOptions{})
 		cancel()
 		if apierrors.IsNotFound(err) {
-			l.forgetMadeWarm(id)
+			w.forgetMade(id)
 			delete(specs, id)
 		}
 	}

@@ -3,9 +3,6 @@ package kube
 import (
 	"context"
 	"encoding/json"
-	"net"
-	"slices"
-	"time"
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
@@ -17,53 +14,31 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// takeWarm gives a start a warm kernel, if one fits. The error is a *launcher.LimitError if limits do not allow the
-// start. Without a warm kernel, taken is false and the start is an ordinary one.
-func (l *Launcher) takeWarm(ctx context.Context, req launcher.Request) (d launcher.Kernel, taken bool, err error) {
-	if l.warm.pods == nil {
-		return d, false, nil
-	}
-	wanted := l.opts.Warm()
-	at := slices.IndexFunc(wanted, func(w launcher.Warm) bool { return w.Start.Spec.Name == req.Spec.Name })
-	if at < 0 {
-		return d, false, nil
-	}
-	result := launcher.ClaimUnfit
-	defer func() {
-		l.mu.Lock()
-		l.warm.ledger.Claimed(req.Spec.Name, result)
-		l.mu.Unlock()
-	}()
-	if !req.AnyID {
-		return d, false, nil
-	}
-	kind, err := podspec.NewWarmKind(l.opts.Pods, wanted[at].Start)
-	if err != nil {
-		return d, false, nil
-	}
-	result = launcher.ClaimEmpty
+// Claim gives a start a warm kernel of a kind, if one fits. The error is a *launcher.LimitError if limits do not allow
+// the start.
+func (w *warmStore) Claim(ctx context.Context, kind podspec.WarmKind, req launcher.Request,
+) (d launcher.Kernel, result string, err error) {
 	tries := 0
-	for _, pod := range l.warmPods() {
+	for _, pod := range w.l.warmPods() {
 		if pod.Annotations[podspec.AnnotationWarm] != kind.Content || !runsWarm(pod) {
 			continue
 		}
 		if tries++; tries > warmTries {
 			break
 		}
-		d, result, err = l.takePod(ctx, kind, pod, req)
-		if result != launcher.ClaimEmpty {
-			return d, result == launcher.ClaimTaken, err
+		if d, result, err = w.claim(ctx, kind, pod, req); result != launcher.ClaimEmpty {
+			return d, result, err
 		}
 	}
-	return d, false, nil
+	return d, launcher.ClaimEmpty, nil
 }
 
-// takePod makes a warm kernel the kernel of a request. The result is launcher.ClaimEmpty if another start was faster.
-func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *corev1.Pod, req launcher.Request,
+// claim makes a warm kernel the kernel of a request. The result is launcher.ClaimEmpty if another start was faster.
+func (w *warmStore) claim(ctx context.Context, kind podspec.WarmKind, pod *corev1.Pod, req launcher.Request,
 ) (d launcher.Kernel, result string, err error) {
+	l := w.l
 	requested := l.clusterNow()
 	rec, err := podspec.ReadRecord(pod)
 	if err != nil {
@@ -83,10 +58,6 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 	if err != nil {
 		return d, launcher.ClaimUnfit, err
 	}
-	// The connection takes as long as the claim, or longer: outside the cluster it passes the API server and the kubelet.
-	dial, closeUnused := dialAhead(ctx, supervisor.Dial)
-	defer closeUnused()
-	supervisor.Dial = dial
 	asking, cancel := l.apiContext(ctx)
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Patch(asking, pod.Name, types.MergePatchType, patch,
 		metav1.PatchOptions{})
@@ -109,9 +80,11 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 		return d, launcher.ClaimFailed, err
 	}
 	assignment.ID = uuid.NewString()
-	if err := assign(ctx, supervisor, assignment); err != nil {
+	assigning, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
+	defer cancel()
+	if err := supervisor.Assign(assigning, assignment); err != nil {
 		if ctx.Err() == nil { // else its client has gone
-			l.warmFailed(rec.SpecName, kind.Content, err.Error())
+			w.Failed(rec.SpecName, kind.Content, err.Error())
 		}
 		l.discard(context.WithoutCancel(ctx), made)
 		return d, launcher.ClaimFailed, nil
@@ -180,61 +153,6 @@ func (l *Launcher) claimPatch(pod, want *corev1.Pod) ([]byte, error) {
 	}
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID,
 		"resourceVersion": pod.ResourceVersion, "labels": want.Labels, "annotations": annotations}})
-}
-
-// assign gives a supervisor's kernel to its owner.
-func assign(ctx context.Context, supervisor *api.Client, a api.Assignment) error {
-	ctx, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
-	defer cancel()
-	return supervisor.Assign(ctx, a)
-}
-
-// earlyTime is how long a connection may wait for its request. A supervisor closes it after 10 s.
-const earlyTime = 5 * time.Second
-
-// dialAhead begins to dial, in a goroutine. The first call of early returns that connection. If it could not be made,
-// if it is older than earlyTime, and in each further call, early dials again. Only one call of early may be in
-// progress. closeUnused ends the goroutine, waits for it, and closes a connection that no call has returned. It is
-// called once, after the last call of early.
-func dialAhead(ctx context.Context, dial func(context.Context) (net.Conn, error),
-) (early func(context.Context) (net.Conn, error), closeUnused func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var c net.Conn      // nil after early has returned it
-	var since time.Time // when c was made
-	dialed := make(chan struct{})
-	go func() {
-		defer close(dialed)
-		var err error
-		if c, err = dial(ctx); err != nil {
-			c = nil // early dials again, and has the error of that
-		}
-		since = time.Now()
-	}()
-	early = func(ctx context.Context) (net.Conn, error) {
-		select {
-		case <-dialed:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		if c == nil {
-			return dial(ctx)
-		}
-		made := c
-		c = nil
-		if time.Since(since) > earlyTime {
-			_ = made.Close() // nothing was sent on it
-			return dial(ctx)
-		}
-		return made, nil
-	}
-	closeUnused = func() {
-		cancel()
-		<-dialed
-		if c != nil {
-			_ = c.Close() // nothing was sent on it
-		}
-	}
-	return early, closeUnused
 }
 
 // discard removes a kernel that was taken and could not be given to its owner. From now on it does not count for the

@@ -1,16 +1,12 @@
 package kube
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -22,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/warm"
 )
 
 // warmGateways opens gateways that keep so many warm kernels.
@@ -220,89 +217,6 @@ func TestWarm_Refused(t *testing.T) {
 	}
 }
 
-// The gateway connects to a warm kernel's supervisor before the API server has answered the claim of its pod.
-func TestWarm_DialsAhead(t *testing.T) {
-	c, f := newRunning(t, 0)
-	f.dialed = make(chan struct{}, 1)
-	var now, wanted atomic.Int64
-	wanted.Store(1)
-	l := warmGateways(t, c, &now, &wanted, 1)[0]
-	c.runWarm(t, f, 1, []*Launcher{l})
-	var claim sync.Once
-	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
-		claim.Do(func() {
-			select {
-			case <-f.dialed:
-			case <-time.After(10 * time.Second):
-				t.Error("no supervisor was dialed before the claim was answered")
-			}
-		})
-		return false, nil, nil
-	})
-	req := testRequest(uuid.NewString())
-	req.AnyID, req.Owner = true, "ann"
-	k, _, err := l.Start(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := f.of(k.ID)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.assigned.Owner != "ann" {
-		t.Errorf("the kernel is of %q", s.assigned.Owner)
-	}
-}
-
-// A connection that is made ahead is used once, not after it has become old, and closed if nothing used it.
-func TestDialAhead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var made []net.Conn
-		var refuse error
-		dial := func(context.Context) (net.Conn, error) {
-			if refuse != nil {
-				return nil, refuse
-			}
-			ours, theirs := net.Pipe()
-			t.Cleanup(func() { _ = ours.Close(); _ = theirs.Close() })
-			made = append(made, ours)
-			return ours, nil
-		}
-		closed := func(c net.Conn) bool { return errors.Is(c.SetDeadline(time.Time{}), io.ErrClosedPipe) }
-
-		early, closeUnused := dialAhead(t.Context(), dial)
-		for i := range 2 {
-			if c, err := early(t.Context()); err != nil || len(made) != i+1 || c != made[i] {
-				t.Fatalf("call %d: %d connections, %v", i, len(made), err)
-			}
-		}
-		closeUnused()
-		if closed(made[0]) || closed(made[1]) {
-			t.Error("a connection that is used was closed")
-		}
-
-		early, closeUnused = dialAhead(t.Context(), dial)
-		time.Sleep(earlyTime + 1)
-		if c, err := early(t.Context()); err != nil || len(made) != 4 || c != made[3] || !closed(made[2]) {
-			t.Errorf("an old connection is used: %d connections, %v", len(made), err)
-		}
-		closeUnused()
-
-		_, closeUnused = dialAhead(t.Context(), dial)
-		synctest.Wait()
-		closeUnused()
-		if len(made) != 5 || !closed(made[4]) {
-			t.Errorf("the last of %d connections is open", len(made))
-		}
-
-		refuse = errors.New("refused")
-		early, closeUnused = dialAhead(t.Context(), dial)
-		if _, err := early(t.Context()); !errors.Is(err, refuse) {
-			t.Errorf("%v, want %v", err, refuse)
-		}
-		closeUnused()
-	})
-}
-
 // A kernel that was taken by a gateway which died before it assigned the kernel is ended.
 func TestWarm_HalfTaken(t *testing.T) {
 	c, f := newRunning(t, 0)
@@ -401,13 +315,13 @@ func TestWarm_Unreported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.noteMadeWarm("there", "python3", there.Name)
-	l.noteMadeWarm("gone", "python3", "no-such-pod")
-	if got := l.unreportedWarm(t.Context()); len(got) != 2 {
+	l.warm.noteMade("there", "python3", there.Name)
+	l.warm.noteMade("gone", "python3", "no-such-pod")
+	if got := l.warm.unreported(t.Context()); len(got) != 2 {
 		t.Errorf("at first %v count", got)
 	}
 	now.Add(int64(2 * warmReport))
-	if got := l.unreportedWarm(t.Context()); len(got) != 1 || got["there"] != "python3" {
+	if got := l.warm.unreported(t.Context()); len(got) != 1 || got["there"] != "python3" {
 		t.Errorf("later %v count", got)
 	}
 }
@@ -504,7 +418,6 @@ func TestWarm_WaitedForNode(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	now := l.clusterNow()
-	kind := podspec.WarmKind{Content: "x", GPUs: []corev1.ResourceName{"nvidia.com/gpu"}}
 	for ago, want := range map[time.Duration]bool{time.Minute: true, warmStartLimit + time.Minute: false} {
 		pod := &corev1.Pod{}
 		pod.Namespace, pod.Name, pod.Spec.NodeName = "ns", "w", "n"
@@ -512,8 +425,8 @@ func TestWarm_WaitedForNode(t *testing.T) {
 		pod.Annotations = map[string]string{podspec.AnnotationWarm: "x"}
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
 			LastTransitionTime: metav1.NewTime(now.Add(-ago))}}
-		if got := l.keepsWarm(t.Context(), pod, podspec.Record{}, kind, launcher.WarmCount{Wanted: 1}); got != want {
-			t.Errorf("%v ago: %v", ago, got)
+		if k := l.warm.look(pod, podspec.Record{}); (k.State != warm.Failed) != want {
+			t.Errorf("%v ago: %+v", ago, k)
 		}
 	}
 }

@@ -20,7 +20,7 @@ const gaveWayReason = "a kernel waits for its GPU"
 // giveWay ends warm kernels whose GPUs are enough for a kernel that waits. Kernels that go before it get the promised
 // GPUs. It ends none if some are being ended that are enough.
 func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
-	warm, err := l.warmHolders()
+	warm, err := l.warm.holders()
 	if err != nil {
 		l.log.Warn("warm kernels do not give way; this is tried again", logkey.Kernel, k.id, logkey.Err, err)
 		return
@@ -38,7 +38,8 @@ func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
 	all = slices.DeleteFunc(all, func(h gpu.Held) bool { return promised[h.UUID] })
 	_, ends := launcher.GiveWay([]launcher.Place{room(*k.rec.Want, all, warm)})
 	for _, w := range warm {
-		if e := w.warmEntry; slices.Contains(ends, e.ID) && l.endForStart(e) {
+		if e := w.warmEntry; slices.Contains(ends, e.ID) && l.warm.end(e.ID, gaveWayReason, false) {
+			l.warm.GaveWay(e.SpecName)
 			l.log.Info("warm kernel gives way to a kernel that waits", logkey.Kernel, e.ID, logkey.Spec, e.SpecName,
 				logkey.Waits, k.id)
 		}
@@ -51,14 +52,14 @@ type warmHolder struct {
 	ending bool // it is being ended
 }
 
-// warmHolders returns the warm kernels, the oldest first.
-func (l *Launcher) warmHolders() (all []warmHolder, err error) {
-	entries, err := l.warmEntries()
+// holders returns the warm kernels, the oldest first.
+func (w *warmStore) holders() (all []warmHolder, err error) {
+	entries, err := w.entries()
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		rec, err := l.layout.readRecord(e.ID)
+		rec, err := w.l.layout.readRecord(e.ID)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // it is being created, or has ended
 		case err != nil:
@@ -99,25 +100,9 @@ func holds(all []gpu.Held, id string) bool {
 	})
 }
 
-// endForStart ends a warm kernel for a start that waits, unless another start takes it at this moment.
-func (l *Launcher) endForStart(e warmEntry) bool {
-	folder, err := lockFolder(l.layout.kernel(e.ID))
-	if err != nil {
-		return false // it is being created, taken or ended
-	}
-	defer unlock(folder)
-	rec, err := l.layout.readRecord(e.ID)
-	if err != nil || rec.Warm == "" || rec.Warm == warmEnding || !l.endUntaken(rec, gaveWayReason) {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.warm.GaveWay(e.SpecName)
-	return true
-}
-
-// whyNoGPU says why no warm kernel that wants GPUs is started now, "" if one may be.
-func (l *Launcher) whyNoGPU(want *devices.Want) string {
+// WhyNot says why no warm kernel that wants GPUs is started now, "" if one may be.
+func (w *warmStore) WhyNot(kind warmKind) string {
+	l, want := w.l, kind.want
 	if want == nil {
 		return ""
 	}

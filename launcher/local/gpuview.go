@@ -18,39 +18,25 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
-	warm, err := l.warmHolders()
+	warm, err := l.warm.holders()
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
 	view := l.viewOf(held, reason, warm)
-	view.Ahead = l.warmAhead(warm)
-	view.Sort()
-	return view, nil
-}
-
-// warmAhead returns the warm kernels of each kernelspec that wants some.
-func (l *Launcher) warmAhead(warm []warmHolder) (all []launcher.Ahead) {
-	if l.opts.Warm == nil {
-		return nil
-	}
-	for _, w := range l.opts.Warm() {
-		a := launcher.Ahead{SpecName: w.Start.Spec.Name, Wanted: w.Count}
-		if w.Start.Flavor != nil {
-			a.Flavor = w.Start.Flavor.Name
-		}
+	view.Ahead = l.warm.Ahead()
+	for i := range view.Ahead {
+		a := &view.Ahead[i]
 		for _, one := range warm {
 			if one.SpecName == a.SpecName && !one.ending {
 				a.Ready++
 			}
 		}
-		if a.Ready < a.Wanted {
-			l.mu.Lock()
-			a.Reason = l.warm.Reason(a.SpecName)
-			l.mu.Unlock()
+		if a.Ready >= a.Wanted {
+			a.Reason = ""
 		}
-		all = append(all, a)
 	}
-	return all
+	view.Sort()
+	return view, nil
 }
 
 // viewOf returns the view of these GPUs, and of the warm kernels that hold some. The reason says why there are none.
@@ -164,7 +150,7 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 	if err != nil {
 		return nil, view, err
 	}
-	warm, err := l.warmHolders()
+	warm, err := l.warm.holders()
 	if err != nil {
 		return nil, view, err
 	}

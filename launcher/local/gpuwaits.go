@@ -29,7 +29,7 @@ func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 	if err != nil {
 		return nil, err
 	}
-	warm, err := l.warmHolders()
+	warm, err := l.warm.holders()
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@
 // whether the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
-// (package follow); lend (starts kernels that wait for GPUs); keepWarm (if there may be warm kernels); one per Stop in
+// (package follow); lend (starts kernels that wait for GPUs); warmStore.keep (if there may be warm kernels); one per Stop in
 // progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this process has
 // started. Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders, Launcher.mu or
 // gpusLock. While starts.lock is held, turns and folders of other kernels are only tried.
@@ -151,7 +151,7 @@ type Launcher struct {
 	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
 	pool         *devices.Pool
 	lends        chan struct{} // capacity 1: a kernel waits for a GPU, or has given some back
-	warmTaken    chan struct{} // capacity 1: a warm kernel was taken
+	warm         *warmStore
 	listed       chan struct{} // closed when gpus is set
 	cancel       context.CancelCauseFunc
 	ctx          context.Context // the launcher's own life, ended by Close
@@ -176,8 +176,6 @@ type Launcher struct {
 	rescans uint64   // number of the last rescan
 	culls   map[launcher.CullLabels]int64
 
-	warm        launcher.WarmLedger
-	warmStops   map[string]*stop // warm kernels that this launcher ends, by id
 	gpusCounted gpuCounts
 	logs        logBounds
 	nextLogs    nextLogs
@@ -218,12 +216,12 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
-		pool: pool, lends: make(chan struct{}, 1), warmTaken: make(chan struct{}, 1), listed: make(chan struct{}),
+		pool: pool, lends: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: newRegistry(),
-		warmStops:   map[string]*stop{},
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
 	}
+	l.warm = newWarmStore(l)
 	l.measureDisk()
 	l.children = newChildren(l.opts.Reaper)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
@@ -237,7 +235,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l.goroutines.Go(l.maintain)
 	l.goroutines.Go(l.lend)
 	if o.Warm != nil {
-		l.goroutines.Go(l.keepWarm)
+		l.goroutines.Go(l.warm.keep)
 	}
 	return l, nil
 }

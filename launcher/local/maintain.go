@@ -51,7 +51,7 @@ func (l *Launcher) maintain() {
 
 func (l *Launcher) maintainOnce() {
 	// A warm kernel that is taken meanwhile is in what is read first. One that was taken before is found by rescan.
-	warm, err := l.warmEntries()
+	warm, err := l.warm.entries()
 	err = errors.Join(l.rescan(l.ctx), err)
 	if err != nil && l.ctx.Err() == nil {
 		l.log.Error("state directory cannot be read", logkey.Err, err)

@@ -207,11 +207,11 @@ func TestSweep(t *testing.T) {
 	if err := writeJSON(l.layout.warmFile(entry.ID), entry); err != nil {
 		t.Fatal(err)
 	}
-	entries, err := l.warmEntries()
+	entries, err := l.warm.entries()
 	if err != nil || len(entries) != 1 {
 		t.Fatal(entries, err)
 	}
-	l.removeWarmEntry(entry.ID) // another gateway's start takes the kernel after this one has read the kernels
+	l.warm.removeEntry(entry.ID) // another gateway's start takes the kernel after this one has read the kernels
 	l.sweep(entries)
 	left, err := os.ReadDir(filepath.Join(p.state, "ended"))
 	if err != nil || len(left) != endedKept {

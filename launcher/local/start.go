@@ -30,7 +30,7 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 	if !launcher.ValidID(req.ID) {
 		return launcher.Kernel{}, false, fmt.Errorf("%q is not a kernel id", req.ID)
 	}
-	if k, taken, err := l.takeWarm(ctx, req); taken || err != nil {
+	if k, taken, err := l.warm.Take(ctx, req); taken || err != nil {
 		return k, taken, err
 	}
 	for range startAttempts {

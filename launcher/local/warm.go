@@ -14,16 +14,17 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/warm"
 )
 
 // A warm kernel is a complete kernel whose record has no owner. A start takes it under the lock of its folder: it
@@ -50,18 +51,33 @@ type warmEntry struct {
 	Created  time.Time `json:"created"` // UTC
 }
 
+// warmStore is the warm kernels of a state directory, as launcher/warm keeps them.
+type warmStore struct {
+	l *Launcher
+	*warm.Pool[warmKind]
+
+	mu    sync.Mutex       // the last that is locked
+	stops map[string]*stop // warm kernels that this launcher ends, by id
+}
+
+func newWarmStore(l *Launcher) *warmStore {
+	w := &warmStore{l: l, stops: map[string]*stop{}}
+	w.Pool = warm.NewPool(l.opts.Warm, w, l.timing.now, l.log)
+	return w
+}
+
 // warmKind is what warm kernels of a kernelspec are started from.
 type warmKind struct {
-	launcher.Warm
+	start   launcher.Request
 	content string // digest of all that a start cannot change
 	mode    string
 	cfg     api.Config
 	want    *devices.Want // GPUs; nil: none
 }
 
-// warmEntries returns the entries, the oldest first. Unreadable ones are left out.
-func (l *Launcher) warmEntries() ([]warmEntry, error) {
-	names, err := readNames(l.layout.warm())
+// entries returns the entries, the oldest first. Unreadable ones are left out.
+func (w *warmStore) entries() ([]warmEntry, error) {
+	names, err := readNames(w.l.layout.warm())
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +85,7 @@ func (l *Launcher) warmEntries() ([]warmEntry, error) {
 	for _, name := range names {
 		var e warmEntry
 		id := strings.TrimSuffix(name, ".json")
-		if !launcher.ValidID(id) || readJSON(l.layout.warmFile(id), &e) != nil || e.ID != id {
+		if !launcher.ValidID(id) || readJSON(w.l.layout.warmFile(id), &e) != nil || e.ID != id {
 			continue
 		}
 		all = append(all, e)
@@ -80,29 +96,29 @@ func (l *Launcher) warmEntries() ([]warmEntry, error) {
 	return all, nil
 }
 
-// kindOf returns from what warm kernels of a plain start are started. The error says why there can be none.
-func (l *Launcher) kindOf(w launcher.Warm) (warmKind, error) {
-	w.Start.ID = uuid.Nil.String()
-	rec, cfg, err := l.prepare(w.Start)
+// Kind returns from what warm kernels of a plain start are started. The error says why there can be none.
+func (w *warmStore) Kind(start launcher.Request) (k warmKind, content string, err error) {
+	start.ID = uuid.Nil.String()
+	rec, cfg, err := w.l.prepare(start)
 	if err != nil {
-		return warmKind{}, err
+		return k, "", err
 	}
-	program, err := os.Stat(l.opts.Supervisor)
+	program, err := os.Stat(w.l.opts.Supervisor)
 	if err != nil {
-		return warmKind{}, err
+		return k, "", err
 	}
-	k := warmKind{Warm: w, mode: launcher.WarmMode(w.Start.Spec), cfg: fixedPart(cfg), want: rec.Want}
-	parts := []any{k.mode, k.cfg, l.opts.Supervisor, program.Size(), program.ModTime().UnixNano()}
+	k = warmKind{start: start, mode: launcher.WarmMode(start.Spec), cfg: fixedPart(cfg), want: rec.Want}
+	parts := []any{k.mode, k.cfg, w.l.opts.Supervisor, program.Size(), program.ModTime().UnixNano()}
 	if k.want != nil {
 		parts = append(parts, k.want)
 	}
 	text, err := json.Marshal(parts)
 	if err != nil {
-		return k, err
+		return k, "", err
 	}
 	sum := sha256.Sum256(text)
 	k.content = hex.EncodeToString(sum[:])
-	return k, nil
+	return k, k.content, nil
 }
 
 // fixedPart returns a configuration without what differs between two kernels of one kernelspec and owner.
@@ -113,10 +129,10 @@ func fixedPart(cfg api.Config) api.Config {
 }
 
 // fits returns the assignment with which a warm kernel of a kind becomes the kernel of a request.
-func (l *Launcher) fits(kind warmKind, req launcher.Request) (api.Assignment, record, bool) {
+func (w *warmStore) fits(kind warmKind, req launcher.Request) (api.Assignment, record, bool) {
 	a := api.Assignment{ID: uuid.NewString(), Owner: req.Owner}
 	req.ID = uuid.Nil.String()
-	rec, cfg, err := l.prepare(req)
+	rec, cfg, err := w.l.prepare(req)
 	if err != nil || !reflect.DeepEqual(rec.Want, kind.want) {
 		return a, rec, false // an ordinary start says why
 	}
@@ -129,60 +145,38 @@ func (l *Launcher) fits(kind warmKind, req launcher.Request) (api.Assignment, re
 	return a, rec, ok && err1 == nil && err2 == nil && string(have) == string(want)
 }
 
-// takeWarm gives a start a warm kernel, if one fits. The error is a *launcher.LimitError if limits do not allow the
-// start. Without a warm kernel, taken is false and the start is an ordinary one.
-func (l *Launcher) takeWarm(ctx context.Context, req launcher.Request) (d launcher.Kernel, taken bool, err error) {
-	if l.opts.Warm == nil {
-		return d, false, nil
-	}
-	wanted := l.opts.Warm()
-	at := slices.IndexFunc(wanted, func(w launcher.Warm) bool { return w.Start.Spec.Name == req.Spec.Name })
-	if at < 0 {
-		return d, false, nil
-	}
-	result := launcher.ClaimUnfit
-	defer func() {
-		l.mu.Lock()
-		l.warm.Claimed(req.Spec.Name, result)
-		l.mu.Unlock()
-	}()
-	if !req.AnyID {
-		return d, false, nil
-	}
-	kind, err := l.kindOf(wanted[at])
-	if err != nil {
-		return d, false, nil
-	}
-	assignment, rec, ok := l.fits(kind, req)
+// Claim gives a start a warm kernel of a kind, if it fits. The error is a *launcher.LimitError if limits do not allow
+// the start.
+func (w *warmStore) Claim(ctx context.Context, kind warmKind, req launcher.Request,
+) (d launcher.Kernel, result string, err error) {
+	assignment, rec, ok := w.fits(kind, req)
 	if !ok {
-		return d, false, nil
+		return d, launcher.ClaimUnfit, nil
 	}
-	ctx, leave, err := l.join(ctx)
+	ctx, leave, err := w.l.join(ctx)
 	if err != nil {
-		return d, false, err
+		return d, launcher.ClaimUnfit, err
 	}
 	defer leave()
-	requested := l.timing.now()
-	k, err := l.claimWarm(ctx, kind, rec)
+	requested := w.l.timing.now()
+	k, err := w.claimOldest(ctx, kind, rec)
 	if err != nil || k == nil {
-		result = launcher.ClaimEmpty
-		return d, false, err
+		return d, launcher.ClaimEmpty, err
 	}
-	goroutines.Wake(l.warmTaken)
-	d, result, err = l.giveWarm(ctx, k, kind, assignment, requested)
-	return d, result == launcher.ClaimTaken, err
+	return w.give(ctx, k, kind, assignment, requested)
 }
 
-// giveWarm assigns a kernel that was taken to its owner, or ends it. The result is launcher.ClaimTaken or
+// give assigns a kernel that was taken to its owner, or ends it. The result is launcher.ClaimTaken or
 // launcher.ClaimFailed.
-func (l *Launcher) giveWarm(ctx context.Context, k *kernel, kind warmKind, a api.Assignment, requested time.Time,
+func (w *warmStore) give(ctx context.Context, k *kernel, kind warmKind, a api.Assignment, requested time.Time,
 ) (d launcher.Kernel, result string, err error) {
+	l := w.l
 	claimed := l.timing.now()
 	assigning, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
 	defer cancel()
 	if err := l.client(k).Assign(assigning, a); err != nil {
 		if ctx.Err() == nil { // else its client has gone
-			l.warmFailed(k.rec.SpecName, kind.content, err.Error())
+			w.Failed(k.rec.SpecName, kind.content, err.Error())
 		}
 		l.log.Warn("a warm kernel could not be given to its owner and is ended", logkey.Kernel, k.id, logkey.Spec,
 			k.rec.SpecName, logkey.Err, err)
@@ -196,7 +190,7 @@ func (l *Launcher) giveWarm(ctx context.Context, k *kernel, kind warmKind, a api
 		}
 		return d, launcher.ClaimFailed, nil
 	}
-	l.removeWarmEntry(k.id)
+	w.removeEntry(k.id)
 	l.trackStart(k, &start{since: l.timing.now(), phases: []launcher.Phase{
 		{Name: launcher.PhaseAdmission, Took: claimed.Sub(requested)},
 		{Name: launcher.PhaseStarted, Took: l.timing.now().Sub(claimed)},
@@ -208,10 +202,10 @@ func (l *Launcher) giveWarm(ctx context.Context, k *kernel, kind warmKind, a api
 	return d, launcher.ClaimTaken, nil
 }
 
-// claimWarm makes the oldest warm kernel of a kind the kernel of a record, whose other fields it sets. It returns nil
+// claimOldest makes the oldest warm kernel of a kind the kernel of a record, whose other fields it sets. It returns nil
 // if there is none.
-func (l *Launcher) claimWarm(ctx context.Context, kind warmKind, rec record) (*kernel, error) {
-	entries, err := l.warmEntries()
+func (w *warmStore) claimOldest(ctx context.Context, kind warmKind, rec record) (*kernel, error) {
+	entries, err := w.entries()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
@@ -219,7 +213,7 @@ func (l *Launcher) claimWarm(ctx context.Context, kind warmKind, rec record) (*k
 		if e.Content != kind.content {
 			continue
 		}
-		k, err := l.claim(ctx, e, rec)
+		k, err := w.claim(ctx, e, rec)
 		if k != nil || err != nil {
 			return k, err
 		}
@@ -228,20 +222,21 @@ func (l *Launcher) claimWarm(ctx context.Context, kind warmKind, rec record) (*k
 }
 
 // claim makes one warm kernel the kernel of a record. It returns nil if the kernel is not there, or is not warm.
-func (l *Launcher) claim(ctx context.Context, e warmEntry, rec record) (*kernel, error) {
+func (w *warmStore) claim(ctx context.Context, e warmEntry, rec record) (*kernel, error) {
+	l := w.l
 	folder, err := lockFolder(l.layout.kernel(e.ID))
 	if err != nil {
 		return nil, nil // another start takes it, or it has gone
 	}
 	defer unlock(folder)
-	warm, err := l.layout.readRecord(e.ID)
-	if err != nil || warm.Warm != e.Content {
+	was, err := l.layout.readRecord(e.ID)
+	if err != nil || was.Warm != e.Content {
 		return nil, nil
 	}
 	if held, err := l.layout.supervised(e.ID); err != nil || !held {
 		return nil, nil
 	}
-	rec.ID, rec.Socket, rec.RunDir, rec.Warm, rec.Created = warm.ID, warm.Socket, warm.RunDir, "", l.timing.now().UTC()
+	rec.ID, rec.Socket, rec.RunDir, rec.Warm, rec.Created = was.ID, was.Socket, was.RunDir, "", l.timing.now().UTC()
 	counted, err := l.admit(ctx, heldBy(rec))
 	if err != nil {
 		return nil, err
@@ -267,14 +262,15 @@ func (l *Launcher) claim(ctx context.Context, e warmEntry, rec record) (*kernel,
 	return k, nil
 }
 
-func (l *Launcher) removeWarmEntry(id string) {
-	if err := os.Remove(l.layout.warmFile(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("entry of a warm kernel cannot be removed", logkey.Kernel, id, logkey.Err, err)
+func (w *warmStore) removeEntry(id string) {
+	if err := os.Remove(w.l.layout.warmFile(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.l.log.Warn("entry of a warm kernel cannot be removed", logkey.Kernel, id, logkey.Err, err)
 	}
 }
 
-// keepWarm keeps the wanted numbers of warm kernels while this launcher is the one that does so.
-func (l *Launcher) keepWarm() {
+// keep keeps the wanted numbers of warm kernels while this launcher is the one that does so.
+func (w *warmStore) keep() {
+	l := w.l
 	tick := time.NewTicker(l.timing.warmPause)
 	defer tick.Stop()
 	var lock *os.File
@@ -285,27 +281,27 @@ func (l *Launcher) keepWarm() {
 	}()
 	for {
 		if lock == nil {
-			lock = l.takeWarmLock()
+			lock = w.takeLock()
 		}
 		if lock != nil {
-			if err := l.warmRound(); err != nil && l.ctx.Err() == nil {
+			if err := w.Round(l.ctx); err != nil && l.ctx.Err() == nil {
 				l.log.Warn("warm kernels cannot be kept; this is tried again", logkey.Err, err)
 			}
 		}
 		select {
 		case <-tick.C:
-		case <-l.warmTaken:
+		case <-w.Woken():
 		case <-l.ctx.Done():
 			return
 		}
 	}
 }
 
-// takeWarmLock tries to become the launcher that keeps the warm kernels. It returns nil if another one does.
-func (l *Launcher) takeWarmLock() *os.File {
-	f, err := os.OpenFile(filepath.Join(l.layout.state, warmLock), os.O_RDWR|os.O_CREATE, 0o600)
+// takeLock tries to become the launcher that keeps the warm kernels. It returns nil if another one does.
+func (w *warmStore) takeLock() *os.File {
+	f, err := os.OpenFile(filepath.Join(w.l.layout.state, warmLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		l.log.Error("lock of the warm kernels cannot be opened", logkey.Err, err)
+		w.l.log.Error("lock of the warm kernels cannot be opened", logkey.Err, err)
 		return nil
 	}
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
@@ -315,114 +311,107 @@ func (l *Launcher) takeWarmLock() *os.File {
 	return f
 }
 
-// warmRound ends warm kernels that are not wanted, and starts those that are missing.
-func (l *Launcher) warmRound() error {
-	entries, err := l.warmEntries()
+// List looks at each warm kernel. It finishes what a gateway that died has left half done.
+func (w *warmStore) List(context.Context) (all []warm.Kernel, err error) {
+	entries, err := w.entries()
 	if err != nil {
-		return err
-	}
-	counts, kinds := map[string]launcher.WarmCount{}, map[string]warmKind{}
-	for _, w := range l.opts.Warm() {
-		name := w.Start.Spec.Name
-		kind, err := l.kindOf(w)
-		if err != nil {
-			counts[name] = launcher.WarmCount{Wanted: w.Count, Reason: err.Error()}
-			l.warmFailed(name, "", err.Error())
-			continue
-		}
-		kinds[name], counts[name] = kind, launcher.WarmCount{Wanted: w.Count}
+		return nil, err
 	}
 	for _, e := range entries {
-		c := counts[e.SpecName]
-		if l.keepsWarm(e, kinds[e.SpecName], c) {
-			c.Waiting++
-			counts[e.SpecName] = c
+		if k, is := w.look(e); is {
+			all = append(all, k)
 		}
 	}
-	for name, kind := range kinds {
-		counts[name] = l.startMissing(kind, counts[name])
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.warm.SetCounts(counts)
-	return nil
+	return all, nil
 }
 
-// keepsWarm reports whether an entry stands for a warm kernel that waits and is wanted. Others are ended.
-func (l *Launcher) keepsWarm(e warmEntry, kind warmKind, c launcher.WarmCount) bool {
-	if l.isEnding(e.ID) {
-		return false
+// look returns a warm kernel as it is now. is is false if it is being ended, or a start has taken it.
+func (w *warmStore) look(e warmEntry) (k warm.Kernel, is bool) {
+	l := w.l
+	k = warm.Kernel{ID: e.ID, SpecName: e.SpecName, Content: e.Content}
+	if w.isEnding(e.ID) {
+		return k, false
 	}
 	folder, err := lockFolder(l.layout.kernel(e.ID))
 	if errors.Is(err, fs.ErrNotExist) { // it was ended, or its gateway died before it was created
-		l.removeWarmEntry(e.ID)
-		return false
+		w.removeEntry(e.ID)
+		return k, false
 	}
 	if err != nil {
-		return false // a start takes it
+		return k, false // a start takes it
 	}
 	defer unlock(folder)
 	rec, err := l.layout.readRecord(e.ID)
 	if err != nil {
-		return false
+		return k, false
 	}
 	if rec.Warm == "" {
-		l.finishClaim(e, rec)
-		return false
+		w.finishClaim(e, rec)
+		return k, false
 	}
 	held, err := l.layout.supervised(e.ID)
 	switch {
 	case err != nil:
-		return false
+		return k, false
 	case !held:
-		reason := "it ended unexpectedly"
+		k.State, k.Reason = warm.Failed, "it ended unexpectedly"
 		if end, err := l.layout.readEnding(e.ID); err == nil && end != nil {
-			reason = end.Reason
+			k.Reason = end.Reason
 		}
-		l.warmFailed(e.SpecName, e.Content, reason)
-	case rec.Warm == kind.content && c.Waiting < c.Wanted:
-		if l.timing.now().Sub(e.Created) >= warmProof {
-			l.mu.Lock()
-			l.warm.Works(e.SpecName)
-			l.mu.Unlock()
-		}
-		return true
+		return k, true
+	case l.timing.now().Sub(e.Created) >= warmProof:
+		k.State = warm.Proven
 	}
-	l.endUntaken(rec, "it is not wanted any more")
+	k.Content = rec.Warm // none fits that is being ended
+	return k, true
+}
+
+// Delete ends a warm kernel that is not wanted any more. Another one may replace it at once.
+func (w *warmStore) Delete(_ context.Context, k warm.Kernel) bool {
+	w.end(k.ID, "it is not wanted any more", true)
 	return false
 }
 
-// endUntaken ends a warm kernel, which no start takes from now on. It reports whether that has begun. The folder's lock
-// is held.
-func (l *Launcher) endUntaken(rec record, reason string) bool {
-	rec.Warm = warmEnding
-	if err := writeJSON(l.layout.file(rec.ID, recordFile), rec); err != nil {
-		l.log.Warn("warm kernel cannot be ended", logkey.Kernel, rec.ID, logkey.Err, err)
+// end ends a warm kernel, unless a start takes it at this moment. With again, it also goes on with an end that another
+// gateway has begun. It reports whether the end has begun.
+func (w *warmStore) end(id, reason string, again bool) bool {
+	folder, err := lockFolder(w.l.layout.kernel(id))
+	if err != nil {
+		return false // it is being created, taken or ended
+	}
+	defer unlock(folder)
+	rec, err := w.l.layout.readRecord(id)
+	if err != nil || rec.Warm == "" || rec.Warm == warmEnding && !again {
 		return false
 	}
-	l.endWarm(l.newKernel(rec), reason)
+	rec.Warm = warmEnding // no start takes it from now on
+	if err := writeJSON(w.l.layout.file(id, recordFile), rec); err != nil {
+		w.l.log.Warn("warm kernel cannot be ended", logkey.Kernel, id, logkey.Err, err)
+		return false
+	}
+	w.stop(w.l.newKernel(rec), reason)
 	return true
 }
 
-// endWarm ends a kernel in the background. Until that is done, warmRound leaves the kernel alone.
-func (l *Launcher) endWarm(k *kernel, reason string) {
-	op := l.beginStop(l.ctx, k, reason, true)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.warmStops[k.id] = op
+// stop ends a kernel in the background. Until that is done, look leaves the kernel alone.
+func (w *warmStore) stop(k *kernel, reason string) {
+	op := w.l.beginStop(w.l.ctx, k, reason, true)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stops[k.id] = op
 }
 
-// isEnding reports whether endWarm is ending a kernel.
-func (l *Launcher) isEnding(id string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	op := l.warmStops[id]
+// isEnding reports whether stop is ending a kernel.
+func (w *warmStore) isEnding(id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	op := w.stops[id]
 	if op == nil {
 		return false
 	}
 	select {
 	case <-op.done:
-		delete(l.warmStops, id)
+		delete(w.stops, id)
 		return false
 	default:
 		return true
@@ -431,12 +420,13 @@ func (l *Launcher) isEnding(id string) bool {
 
 // finishClaim ends a kernel that was taken and whose gateway died before its owner was assigned. The folder's lock is
 // held.
-func (l *Launcher) finishClaim(e warmEntry, rec record) {
+func (w *warmStore) finishClaim(e warmEntry, rec record) {
+	l := w.l
 	var stored struct {
 		Done bool `json:"done"`
 	}
 	if err := readJSON(l.layout.file(e.ID, api.AssignmentFile), &stored); err == nil && stored.Done {
-		l.removeWarmEntry(e.ID)
+		w.removeEntry(e.ID)
 		return
 	}
 	if l.timing.now().Sub(rec.Created) < l.timing.warmFinish {
@@ -449,55 +439,12 @@ func (l *Launcher) finishClaim(e warmEntry, rec record) {
 		k = known
 	}
 	l.mu.Unlock()
-	l.endWarm(k, "its start was interrupted")
+	w.stop(k, "its start was interrupted")
 }
 
-// startMissing starts warm kernels of a kind, a few at once.
-func (l *Launcher) startMissing(kind warmKind, c launcher.WarmCount) launcher.WarmCount {
-	name, started := kind.Start.Spec.Name, false
-	for range min(c.Wanted-c.Waiting, launcher.WarmAtOnce) {
-		if c.Reason = l.whyNoGPU(kind.want); c.Reason != "" {
-			break
-		}
-		l.mu.Lock()
-		may := l.warm.May(name, kind.content, l.timing.now())
-		l.mu.Unlock()
-		if !may || l.ctx.Err() != nil {
-			break
-		}
-		if err := l.createWarm(kind); err != nil {
-			if errors.As(err, new(*devices.BusyError)) { // a start was faster
-				c.Reason = launcher.NoGPUIsFree
-			} else if l.ctx.Err() == nil {
-				l.warmFailed(name, kind.content, err.Error())
-			}
-			break
-		}
-		c.Waiting++
-		started = true
-	}
-	if started && c.Waiting < c.Wanted {
-		goroutines.Wake(l.warmTaken) // the next ones
-	}
-	return c
-}
-
-// warmFailed notes why a warm kernel could not be started, or has ended.
-func (l *Launcher) warmFailed(spec, content, reason string) {
-	l.mu.Lock()
-	if !l.warm.May(spec, content, l.timing.now()) {
-		l.mu.Unlock()
-		return // it is known
-	}
-	pause := l.warm.Failed(spec, content, reason, l.timing.now())
-	l.mu.Unlock()
-	l.log.Warn("warm kernels of a kernelspec fail", logkey.Spec, spec, logkey.Reason, reason,
-		logkey.Pause, pause)
-}
-
-// createWarm starts a warm kernel, and returns when its program runs.
-func (l *Launcher) createWarm(kind warmKind) error {
-	req := kind.Start
+// Create starts a warm kernel, and returns when its program runs.
+func (w *warmStore) Create(ctx context.Context, kind warmKind) error {
+	l, req := w.l, kind.start
 	req.ID = uuid.NewString()
 	rec, cfg, err := l.prepare(req)
 	if err != nil {
@@ -512,20 +459,23 @@ func (l *Launcher) createWarm(kind warmKind) error {
 	l.setLogBounds(&cfg)
 	k, folder, err := l.makeFolder(rec, cfg)
 	if err != nil {
-		l.removeWarmEntry(rec.ID)
+		w.removeEntry(rec.ID)
 		return err
 	}
 	defer k.giveTurn()
 	defer unlock(folder)
-	loan, err := l.borrowBehind(l.ctx, k, nil)
+	loan, err := l.borrowBehind(ctx, k, nil)
 	if err == nil {
-		err = l.launchWith(l.ctx, k, &cfg, loan)
+		err = l.launchWith(ctx, k, &cfg, loan)
 	}
 	if err != nil {
 		if left := l.remove(k); left != nil {
 			return errors.Join(err, left) // with its entry, it is ended later as one that is not wanted
 		}
-		l.removeWarmEntry(rec.ID)
+		w.removeEntry(rec.ID)
+		if errors.As(err, new(*devices.BusyError)) { // a start was faster
+			return warm.NotNow(launcher.NoGPUIsFree)
+		}
 		return err
 	}
 	l.log.Info("warm kernel started", logkey.Kernel, rec.ID, logkey.Spec, rec.SpecName)

@@ -127,7 +127,7 @@ func TestWarm_HalfTaken(t *testing.T) {
 	p := warmPlace(t, &count)
 	l := p.launcher()
 	p.warm(1, l)
-	entries, err := l.warmEntries()
+	entries, err := l.warm.entries()
 	if err != nil || len(entries) != 1 {
 		t.Fatal(entries, err)
 	}
@@ -136,11 +136,11 @@ func TestWarm_HalfTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec.Owner = "ann"
-	k, err := l.claim(t.Context(), entries[0], rec) // and the gateway dies
+	k, err := l.warm.claim(t.Context(), entries[0], rec) // and the gateway dies
 	if err != nil || k == nil {
 		t.Fatal(k, err)
 	}
-	if again, err := l.claim(t.Context(), entries[0], rec); again != nil || err != nil {
+	if again, err := l.warm.claim(t.Context(), entries[0], rec); again != nil || err != nil {
 		t.Errorf("it was taken twice: %v %v", again, err)
 	}
 	eventually(t, "it is ended", func() bool {
