@@ -166,7 +166,7 @@ func supervisorMain(config string) int {
 }
 
 // fakeSupervisor keeps a supervisor's side of the contract except for what its mode says: fine, refuse, silent, slow,
-// leave, program, version, deaf, full, filling.
+// leave, orphan, program, version, deaf, full, filling.
 type fakeSupervisor struct {
 	cfg   Config
 	mode  string
@@ -182,6 +182,9 @@ type fakeSupervisor struct {
 
 // Config is the real configuration.
 type Config = api.Config
+
+// orphanVariable names the file to which an orphan fake supervisor writes the id of the process that it leaves behind.
+const orphanVariable = "ORPHAN"
 
 // slowPipe is the named pipe in a kernel's folder that holds up a slow fake supervisor.
 const slowPipe = "slow"
@@ -210,6 +213,16 @@ func (f *fakeSupervisor) run(ready *os.File) int {
 		_, _ = fmt.Fprintln(ready, "the moon is not full")
 		return 1
 	case "leave":
+		return 3
+	case "orphan":
+		cmd := exec.Command("sleep", "1000") // nothing says whose process it is, but it has inherited the locks of GPUs
+		cmd.Env = []string{}
+		if err := cmd.Start(); err != nil {
+			panic(err)
+		}
+		if err := writeJSON(f.cfg.Env[orphanVariable], cmd.Process.Pid); err != nil {
+			panic(err)
+		}
 		return 3
 	case "slow":
 		// It does not take its lock until the test opens the pipe, as if the machine were busy.
@@ -283,24 +296,30 @@ func (f *fakeSupervisor) kernel() {
 	go func() { _ = cmd.Wait(); close(exited) }()
 	select {
 	case <-exited:
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		f.killKernel(cmd.Process.Pid)
 		f.end("it died in a test", false)
+		devices.Return(f.held)
 		f.change(func(st *api.Status) { st.KernelPID, st.State, st.Reason = 0, "dead", "it died in a test" })
 		select {
 		case <-f.over:
 		case <-time.After(f.cfg.DeadLinger):
 		}
 	case <-f.over:
-		if _, err := proctree.KillRemains(f.cfg.KernelID, cmd.Process.Pid); err != nil {
-			panic(err)
-		}
+		f.killKernel(cmd.Process.Pid)
 		<-exited
+		devices.Return(f.held) // after the kernel has ended, as the real supervisor
 	}
 	close(f.ended)
 }
 
+// killKernel kills the kernel's processes and waits until they have ended.
+func (f *fakeSupervisor) killKernel(pid int) {
+	if _, err := proctree.KillRemains(f.cfg.KernelID, pid); err != nil {
+		panic(err)
+	}
+}
+
 func (f *fakeSupervisor) end(reason string, stopped bool) {
-	defer devices.Return(f.held)
 	b, _ := json.Marshal(api.Ending{KernelID: f.cfg.KernelID, Reason: reason, At: time.Now().UTC(), Stopped: stopped})
 	if err := os.WriteFile(f.cfg.EndFile, b, 0o600); err != nil {
 		panic(err)

@@ -405,7 +405,7 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) (looked bool)
 }
 
 // launchAgain starts a kernel from its stored configuration, with the GPUs of loan, which may be nil. After an error
-// the kernel holds none. The turn and the folder's lock are held.
+// they are free as launchWith says. The turn and the folder's lock are held.
 func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loan) error {
 	// The file may be an earlier version's, with other fields.
 	var cfg api.Config
@@ -433,26 +433,21 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 	return l.launchWith(ctx, k, &cfg, loan)
 }
 
-// launchWith stores the configuration and starts the kernel with the GPUs of loan, which may be nil. After an error the
-// kernel holds none.
+// launchWith stores the configuration and starts the kernel with the GPUs of loan, which may be nil. After an error they
+// are free once the last process has ended that has inherited their locks: one that is killed may take a moment.
 func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, loan *devices.Loan) error {
 	var held []*os.File
 	if loan != nil {
 		l.equip(cfg, loan)
 		held = loan.Files
+		defer loan.Close()
 	}
 	err := keepJSON(l.layout.file(k.id, configFile), cfg)
 	if err == nil {
 		err = l.launch(ctx, k, held)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		l.endWaiting(k)
-		if loan != nil {
-			loan.Close()
-		}
-	case loan != nil:
-		loan.Return()
 	}
 	return err
 }

@@ -592,3 +592,27 @@ func TestLend_Real(t *testing.T) {
 	}
 	wantHeld(t, l, map[string][]int{})
 }
+
+// TestLend_LeftBehind: a start fails, and a process is left that the launcher does not find. It has inherited the lock
+// of the GPU, so no other kernel gets the GPU before that process has ended.
+func TestLend_LeftBehind(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"))
+	l := p.launcher()
+	file := filepath.Join(t.TempDir(), "pid")
+	_, err := p.startGPU(l, 1, "1", func(r *launcher.Request) {
+		r.Spec, r.Env[orphanVariable] = fakeSpec("orphan"), file
+	})
+	var pid int
+	if readErr := readJSON(file, &pid); err == nil || readErr != nil {
+		t.Fatalf("the start failed with %v, and %v", err, readErr)
+	}
+	if k := p.mustStart(l, 2, "1"); k.State != api.Starting || !strings.HasPrefix(k.Reason, "it waits for a GPU") {
+		t.Errorf("another kernel is %+v", k)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 2, "running", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-a": {2}})
+}

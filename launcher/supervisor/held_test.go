@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
 // TestSupervisor_Held: a lock that the kernel's launcher has taken is released when the kernel is dead, also while
@@ -64,5 +65,37 @@ func TestSupervisor_Held(t *testing.T) {
 	case <-r.done:
 	case <-time.After(testLimit):
 		t.Error("the supervisor does not end")
+	}
+}
+
+// lostProcess is a process that counts as ended because its child does not answer.
+type lostProcess struct{ kernelProcess }
+
+func (lostProcess) Exit() process.Exit { return process.Exit{Code: -1, Lost: true} }
+
+func (lostProcess) LastOutput(int, time.Time) string { return "" }
+
+// TestSupervisor_HeldByLost: a process that was lost may live. The locks of its GPUs are not released before it and all
+// others have ended that have inherited them: another kernel would use the GPUs at the same time.
+func TestSupervisor_HeldByLost(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "GPU-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	other, err := os.Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close() //nolint:errcheck // it was only read
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
+	s.SetHeld([]*os.File{f})
+	(&life{s: s, proc: lostProcess{}}).finish(&outcome{})
+	s.giveBack()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the lock is released: %v", err)
 	}
 }

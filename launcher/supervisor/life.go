@@ -326,6 +326,9 @@ func (l *life) finish(out *outcome) {
 		b.drain(drainLimit)
 	}
 	exit := l.proc.Exit()
+	if exit.Lost {
+		s.held = nil // the process may live: the locks of its GPUs go with it and its parent
+	}
 	s.mu.Lock()
 	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.cellBegan))
 	s.cellBegan = time.Time{}

@@ -238,7 +238,8 @@ func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
 // must be called before Run.
 func (s *Supervisor) SetHeld(files []*os.File) { s.held = files }
 
-// giveBack releases the locks of the kernel's GPUs for all processes that have inherited them.
+// giveBack releases the locks of the kernel's GPUs for all processes that have inherited them. The end must be on
+// record: without the record the parent starts another supervisor, and that the kernel.
 func (s *Supervisor) giveBack() {
 	for _, f := range s.held {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
@@ -290,8 +291,9 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 		if err := s.recordEnding(api.Ending{Reason: out.reason, Culled: out.culled != "",
 			CulledFor: out.culled}); err != nil {
 			s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
+		} else {
+			s.giveBack()
 		}
-		s.giveBack()
 		s.announce(api.Dead, out.reason)
 		if warm {
 			s.endClients(out.reason)
@@ -364,8 +366,9 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 func (s *Supervisor) endKernel(op *operation) {
 	if err := s.recordEnding(api.Ending{Reason: op.reason, Stopped: true}); err != nil {
 		s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
+	} else {
+		s.giveBack()
 	}
-	s.giveBack()
 	s.mu.Lock()
 	s.clock.Reset(api.Dead)
 	s.reason = op.reason
