@@ -268,6 +268,7 @@ func dump(t *testing.T, o any) string {
 
 // allValues switches everything on.
 const allValues = `
+jobs: {claim: shared}
 global: {imagePullSecrets: [pull, {name: other}], commonLabels: {team: a}}
 imagePullSecretsCreate: {enabled: true, annotations: {a: b}, secrets: [{name: pull, data: e30=}]}
 image: registry.example.com/ekg:1.0
@@ -349,12 +350,18 @@ func TestHelm_Values(t *testing.T) {
 		"EKG_CONFIG":           "/etc/ekg/config/ekg.yaml",
 		"EKG_KERNELSPEC_DIR":   "/etc/ekg/kernelspecs,/usr/local/share/jupyter/kernels",
 		"EKG_TLS_CERT":         "/etc/ekg/tls/tls.crt",
+		"EKG_JOBS_DIR":         "/var/lib/ekg/jobs",
 		"A":                    "1",
 		"B":                    "x y",
 	} {
 		if got := variable(pod, name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
+	}
+	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == "shared"
+	}) {
+		t.Errorf("the volumes are %+v", pod.Spec.Volumes)
 	}
 	if p := pod.Spec.Containers[0].ReadinessProbe.HTTPGet; p.Path != "/ekg/readyz" || p.Scheme != "HTTPS" {
 		t.Errorf("the probe is %+v", p)

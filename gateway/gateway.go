@@ -122,8 +122,11 @@ func New(o Options) (*Gateway, error) {
 	served := o.Options
 	served.Log, served.Metrics, served.Shared = g.log, g.metrics, o.Users != nil
 	g.kernels = kernels.New(served, g)
-	g.jobs = g.newJobs()
-	err := g.metrics.Watch(metrics.Source{
+	var err error
+	if g.jobs, err = g.newJobs(); err != nil {
+		return nil, err
+	}
+	err = g.metrics.Watch(metrics.Source{
 		Measure: o.Launcher.Measure, Websockets: g.websockets.Traffic, Lobby: g.lobby.Held, Ready: g.ready.Load,
 		LogReaders: func() int { readers, _, _ := g.logReaders.Traffic(); return readers },
 		Jobs:       g.jobStates,

@@ -17,21 +17,29 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/folder"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// newJobs returns the manager of jobs, or nil if the launcher keeps no records.
-func (g *Gateway) newJobs() *jobs.Manager {
+// newJobs returns the manager of jobs, or nil if neither a folder nor the launcher keeps them.
+func (g *Gateway) newJobs() (*jobs.Manager, error) {
 	keeper, ok := g.opts.Launcher.(launcher.RecordKeeper)
+	if dir := g.opts.Jobs.Dir; dir != "" {
+		records, err := folder.Open(dir)
+		if err != nil {
+			return nil, kernels.WrongOption("Jobs", "the folder of jobs: %v", err)
+		}
+		keeper, ok = records, true
+	}
 	if !ok {
-		return nil
+		return nil, nil
 	}
 	m := jobs.New(keeper, jobs.KernelsOf(g.kernels, g.dialJob), g.opts.Jobs, g.opts.Log)
 	m.Observe(g.metrics)
-	return m
+	return m, nil
 }
 
 // dialJob connects to the channels of a job's kernel.

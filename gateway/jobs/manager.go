@@ -32,8 +32,11 @@ const (
 	DefaultDefinitions = 100
 )
 
-// Policy bounds the jobs of each user.
+// Policy says how jobs are kept, and bounds those of each user.
 type Policy struct {
+	// Dir is a folder with the jobs of all gateways; see package folder. "": the launcher keeps them.
+	Dir string
+
 	PerUser     int           // jobs that have not ended; 0: any number
 	KeepFor     time.Duration // after their end; 0: without a limit
 	Keep        int           // how many that have ended; 0: any number

@@ -234,6 +234,12 @@ var gatewaySettings = []group{
 			Usage: "how long a job is kept after its end; 0: it is never removed",
 		},
 		{
+			Name: "jobs-dir", Env: []string{"EKG_JOBS_DIR"}, field: "Jobs",
+			value: text(func(s *Settings) *string { return &s.Jobs.Dir }),
+			Usage: "folder, which all gateways mount, with the jobs and their notebooks. Empty: they are in --state-dir, or " +
+				"in config maps of the cluster. See docs/jobs.md",
+		},
+		{
 			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.GiveWay }),
 			Usage: "how long a notebook's kernel waits for a GPU before a job with retries left is ended to free one; 0: " +

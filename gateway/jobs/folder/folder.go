@@ -1,0 +1,315 @@
+// Package folder keeps the records of jobs in a folder that all gateways mount, for jobs with more output than config
+// maps have room for. Records is a launcher.RecordKeeper. It takes no locks: each change is one rename(2). Any file
+// system will do on which that is atomic for all machines, such as NFS.
+//
+// A record is a folder. It has a file with the data, and an empty file, the mark, which says that this is the data:
+//
+//	DIR/KIND/ID/BEFORE-VERSION.data
+//	DIR/KIND/ID/BEFORE-VERSION.open, or .settled
+//
+// VERSION is a random text, and BEFORE that of the data which was replaced. A writer writes its data into a file, and
+// renames the mark. That fails if another writer has renamed it, or the record was removed. No text is used twice, so a
+// writer that was frozen for long fails, too. A record is created and removed by a rename of its folder.
+//
+// The package starts no goroutine.
+package folder
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+const (
+	maxRecord    = 1 << 30 // bytes
+	recordPace   = 10 * time.Second
+	readAttempts = 10 // at a record that is being replaced
+
+	temporary = ".new-" // begins the names of folders that are no records yet, or no longer
+	leftAfter = time.Hour
+
+	data    = ".data"
+	open    = ".open"
+	settled = ".settled"
+	first   = "0-" // begins the version of a record that was not replaced yet
+)
+
+// Records are the records in a folder. All methods may be called concurrently.
+type Records struct{ dir string }
+
+// Open returns the records in a folder, which it makes if it is missing. The error says why they cannot be written.
+func Open(dir string) (*Records, error) {
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("%q is not an absolute path", dir)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	probe, err := os.MkdirTemp(dir, temporary)
+	if err != nil {
+		return nil, err
+	}
+	return &Records{dir}, os.Remove(probe)
+}
+
+// MaxRecord returns how many bytes of data a record can have.
+func (r *Records) MaxRecord() int64 { return maxRecord }
+
+// RecordPace returns the time between two replacements of a record.
+func (r *Records) RecordPace() time.Duration { return recordPace }
+
+// Records returns all records of a kind. A damaged one has no data.
+func (r *Records) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return r.list(ctx, kind, false)
+}
+
+// OpenRecords returns the records of a kind that are not settled. It reads no others.
+func (r *Records) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return r.list(ctx, kind, true)
+}
+
+func (r *Records) list(ctx context.Context, kind string, onlyOpen bool) ([]launcher.Record, error) {
+	ids, err := r.RecordIDs(ctx, kind)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]launcher.Record, 0, len(ids))
+	for _, id := range ids {
+		one, err := r.read(ctx, kind, id, onlyOpen)
+		switch {
+		case errors.Is(err, launcher.ErrNoRecord), onlyOpen && one.Settled: // it may have been removed meanwhile
+			continue
+		case err != nil && !errors.Is(err, launcher.ErrRecordDamaged):
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// RecordIDs returns the ids of all records of a kind. It removes what killed gateways have left.
+func (r *Records) RecordIDs(_ context.Context, kind string) (ids []string, err error) {
+	path, err := r.path(kind, "any")
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Dir(path)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !gone(err) {
+		return nil, unavailable(err)
+	}
+	for _, e := range entries {
+		if launcher.ValidRecordName(e.Name()) {
+			ids = append(ids, e.Name())
+			continue
+		}
+		info, err := e.Info()
+		if err == nil && strings.HasPrefix(e.Name(), temporary) && time.Since(info.ModTime()) > leftAfter {
+			err = os.RemoveAll(filepath.Join(dir, e.Name()))
+		}
+		if err != nil && !gone(err) {
+			return nil, unavailable(err)
+		}
+	}
+	return ids, nil
+}
+
+// Record returns one record.
+func (r *Records) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+	return r.read(ctx, kind, id, false)
+}
+
+// read reads a record. With onlyOpen it leaves out the data of a settled one.
+func (r *Records) read(ctx context.Context, kind, id string, onlyOpen bool) (launcher.Record, error) {
+	one := launcher.Record{Kind: kind, ID: id}
+	dir, err := r.path(kind, id)
+	if err != nil {
+		return one, err
+	}
+	for i := range readAttempts {
+		if err := goroutines.Sleep(ctx, time.Duration(i*i)*time.Millisecond); err != nil {
+			return one, err
+		}
+		mark, err := markIn(dir)
+		if err == nil && mark != "" {
+			one.Settled = strings.HasSuffix(mark, settled)
+			one.Version = strings.TrimSuffix(mark, filepath.Ext(mark))
+			if onlyOpen && one.Settled {
+				return one, nil
+			}
+			one.Data, err = os.ReadFile(filepath.Join(dir, one.Version+data))
+			if err == nil {
+				return one, nil
+			}
+		} else if gone(err) {
+			return one, launcher.ErrNoRecord
+		}
+		if err != nil && !gone(err) {
+			return one, unavailable(err)
+		}
+		// The record was replaced or removed meanwhile.
+	}
+	one.Version, one.Settled = "", false
+	return one, launcher.ErrRecordDamaged
+}
+
+// markIn returns the name of the mark in a record's folder, or "" if the mark is just being renamed.
+func markIn(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); ext == open || ext == settled {
+			return e.Name(), err
+		}
+	}
+	return "", err
+}
+
+// CreateRecord stores a new record.
+func (r *Records) CreateRecord(_ context.Context, one launcher.Record) (launcher.Record, error) {
+	dir, err := r.path(one.Kind, one.ID)
+	if err != nil {
+		return one, err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return one, unavailable(err)
+	}
+	made, err := os.MkdirTemp(filepath.Dir(dir), temporary)
+	if err != nil {
+		return one, unavailable(err)
+	}
+	one.Version = first + rand.Text()
+	if err = write(made, one.Version, one.Data); err == nil {
+		err = os.WriteFile(filepath.Join(made, one.Version+mark(one)), nil, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(made, dir)
+	}
+	if err == nil {
+		err = syncFolder(filepath.Dir(dir))
+	}
+	return result(one, err, os.RemoveAll(made))
+}
+
+// ReplaceRecord stores other data for a record.
+func (r *Records) ReplaceRecord(_ context.Context, one launcher.Record) (launcher.Record, error) {
+	dir, err := r.path(one.Kind, one.ID)
+	if err != nil {
+		return one, err
+	}
+	before := one.Version
+	_, base, ok := strings.Cut(before, "-")
+	if !ok || filepath.Base(before) != before {
+		return one, launcher.ErrRecordChanged
+	}
+	one.Version = base + "-" + rand.Text()
+	if err = write(dir, one.Version, one.Data); err == nil {
+		err = os.Rename(filepath.Join(dir, before+open), filepath.Join(dir, one.Version+mark(one)))
+		if gone(err) { // it may be settled
+			err = os.Rename(filepath.Join(dir, before+settled), filepath.Join(dir, one.Version+mark(one)))
+		}
+	}
+	if err != nil {
+		return result(one, err, os.RemoveAll(filepath.Join(dir, one.Version+data)))
+	}
+	return result(one, syncFolder(dir), removeOthers(dir, before, one.Version))
+}
+
+// removeOthers removes the data that was replaced, and that of writers who wanted to replace it, too.
+func removeOthers(dir, before, now string) error {
+	base, _, _ := strings.Cut(now, "-")
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		version, isData := strings.CutSuffix(e.Name(), data)
+		if !isData || version == now || version != before && !strings.HasPrefix(version, base+"-") {
+			continue
+		}
+		if removed := os.Remove(filepath.Join(dir, e.Name())); !gone(removed) {
+			err = errors.Join(err, removed)
+		}
+	}
+	return err
+}
+
+// result returns a record that was written, or why it was not. left says what could not be removed: it goes later.
+func result(one launcher.Record, err, left error) (launcher.Record, error) {
+	switch {
+	case errors.Is(err, fs.ErrExist), gone(err):
+		return one, launcher.ErrRecordChanged
+	case errors.Is(err, launcher.ErrRecordTooLarge):
+		return one, err
+	case err != nil:
+		return one, unavailable(errors.Join(err, left))
+	}
+	one.Data = bytes.Clone(one.Data)
+	return one, nil
+}
+
+// mark returns how the name of a record's mark ends.
+func mark(one launcher.Record) string {
+	if one.Settled {
+		return settled
+	}
+	return open
+}
+
+// write writes the data of a version.
+func write(dir, version string, content []byte) error {
+	if len(content) > maxRecord {
+		return launcher.ErrRecordTooLarge
+	}
+	f, err := os.OpenFile(filepath.Join(dir, version+data), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// RemoveRecord removes a record. Files that are still being read may stay until RecordIDs removes them.
+func (r *Records) RemoveRecord(_ context.Context, kind, id string) error {
+	dir, err := r.path(kind, id)
+	if err != nil {
+		return err
+	}
+	old := filepath.Join(filepath.Dir(dir), temporary+rand.Text())
+	switch err := os.Rename(dir, old); {
+	case gone(err):
+		return nil
+	case err != nil:
+		return unavailable(err)
+	}
+	_ = os.RemoveAll(old)
+	return nil
+}
+
+func (r *Records) path(kind, id string) (string, error) {
+	if !launcher.ValidRecordName(kind) || !launcher.ValidRecordName(id) {
+		return "", fmt.Errorf("records: %q of the kind %q is not a name", id, kind)
+	}
+	return filepath.Join(r.dir, kind, id), nil
+}
+
+// gone reports whether a file or its folder is not there, or on NFS is not there any more.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESTALE) }
+
+func unavailable(err error) error { return fmt.Errorf("%w: records: %v", launcher.ErrUnavailable, err) }
+
+// syncFolder makes the names in a folder outlive a crash of the machine.
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,184 @@
+package folder
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+)
+
+func opened(t *testing.T, dir string) *Records {
+	t.Helper()
+	r, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestRecords runs the suite for records with two gateways.
+func TestRecords(t *testing.T) {
+	dir := t.TempDir()
+	launchertest.Records(t, opened(t, dir), opened(t, dir))
+	if left, err := os.ReadDir(filepath.Join(dir, "test")); err != nil || len(left) != 0 {
+		t.Errorf("%v are left, %v", left, err)
+	}
+}
+
+// A folder that cannot be written, and a path that depends on where the gateway was started, are errors.
+func TestOpen_Wrong(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"", "jobs", file, filepath.Join(file, "jobs")} {
+		if _, err := Open(dir); err == nil {
+			t.Errorf("%q was opened", dir)
+		}
+	}
+}
+
+// A writer that was frozen between reading a record and replacing it does not win, whatever was done meanwhile.
+func TestReplace_Late(t *testing.T) {
+	for what, meanwhile := range map[string]func(*Records, launcher.Record) error{
+		"replaced twice": func(r *Records, one launcher.Record) error {
+			one, err := r.ReplaceRecord(t.Context(), one)
+			if err == nil {
+				_, err = r.ReplaceRecord(t.Context(), one)
+			}
+			return err
+		},
+		"removed": func(r *Records, one launcher.Record) error {
+			return r.RemoveRecord(t.Context(), one.Kind, one.ID)
+		},
+		"removed and created": func(r *Records, one launcher.Record) error {
+			err := r.RemoveRecord(t.Context(), one.Kind, one.ID)
+			one.Data = []byte("another")
+			_, created := r.CreateRecord(t.Context(), one)
+			return errors.Join(err, created)
+		},
+	} {
+		r := opened(t, t.TempDir())
+		one, err := r.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: []byte("0")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := meanwhile(r, one); err != nil {
+			t.Fatal(err)
+		}
+		before, err := r.Records(t.Context(), "test")
+		if _, late := r.ReplaceRecord(t.Context(), one); err != nil || !errors.Is(late, launcher.ErrRecordChanged) {
+			t.Errorf("%s: %v, %v", what, err, late)
+		}
+		if _, err := r.CreateRecord(t.Context(), one); (err == nil) != (len(before) == 0) {
+			t.Errorf("%s: created: %v", what, err)
+		}
+	}
+}
+
+// Writers replace, create and remove one record at once. Each replacement that succeeds is of the newest version.
+func TestReplace_Race(t *testing.T) {
+	dir := t.TempDir()
+	var last atomic.Int64
+	var writers sync.WaitGroup
+	for w := range 4 {
+		writers.Go(func() {
+			r := opened(t, dir)
+			for range 60 {
+				one, err := r.Record(t.Context(), "test", "one")
+				if errors.Is(err, launcher.ErrNoRecord) {
+					_, err = r.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: []byte("0")})
+				} else if err == nil && w == 0 && len(one.Data) > 1 {
+					err = r.RemoveRecord(t.Context(), "test", "one")
+				} else if err == nil {
+					one.Data = fmt.Append(nil, last.Add(1))
+					_, err = r.ReplaceRecord(t.Context(), one)
+				}
+				if err != nil && !errors.Is(err, launcher.ErrRecordChanged) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	r := opened(t, dir)
+	if err := r.RemoveRecord(t.Context(), "test", "one"); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "test")); err != nil || len(left) != 0 {
+		t.Errorf("%v are left, %v", left, err)
+	}
+}
+
+// What killed writers have left is no record, and is removed. Data that no mark names is not read.
+func TestRecords_KilledWriter(t *testing.T) {
+	dir := t.TempDir()
+	r := opened(t, dir)
+	one, err := r.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: []byte("0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, base, _ := strings.Cut(one.Version, "-")
+	left, loser := filepath.Join(dir, "test", temporary+"1"), filepath.Join(dir, "test", "one", base+"-X"+data)
+	if err := errors.Join(os.Mkdir(left, 0o700), os.WriteFile(loser, []byte("old"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.Record(t.Context(), "test", "one"); err != nil || string(got.Data) != "0" {
+		t.Errorf("%s, %v", got.Data, err)
+	}
+	for _, age := range []time.Duration{0, 2 * leftAfter} {
+		if err := os.Chtimes(left, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+		ids, err := r.RecordIDs(t.Context(), "test")
+		_, there := os.Stat(left)
+		if err != nil || len(ids) != 1 || (there == nil) != (age == 0) {
+			t.Errorf("%v, %v; %v after %v", ids, err, there, age)
+		}
+	}
+	if _, err := r.ReplaceRecord(t.Context(), one); err != nil {
+		t.Error(err)
+	}
+	if all, err := os.ReadDir(filepath.Join(dir, "test", "one")); err != nil || len(all) != 2 {
+		t.Errorf("a record has the files %v, %v", all, err)
+	}
+}
+
+// A record without its data or its mark is damaged. It keeps no other record from being read.
+func TestRecords_Damaged(t *testing.T) {
+	dir := t.TempDir()
+	r := opened(t, dir)
+	for _, id := range []string{"one", "no-mark", "no-data"} {
+		one, err := r.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: id, Data: []byte("0")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lost := map[string]string{"no-mark": "open", "no-data": "data"}[id]; lost != "" {
+			if err := os.Remove(filepath.Join(dir, "test", id, one.Version+"."+lost)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Record(t.Context(), "test", id); !errors.Is(err, launcher.ErrRecordDamaged) {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+	}
+	if all, err := r.OpenRecords(t.Context(), "test"); err != nil || len(all) != 3 {
+		t.Errorf("%v, %v", all, err)
+	}
+	for _, id := range []string{"no-mark", "no-data"} {
+		if err := r.RemoveRecord(t.Context(), "test", id); err != nil {
+			t.Error(err)
+		}
+	}
+	if ids, err := r.RecordIDs(t.Context(), "test"); err != nil || len(ids) != 1 {
+		t.Errorf("%v, %v", ids, err)
+	}
+}
