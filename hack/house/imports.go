@@ -118,6 +118,7 @@ var mayImport = map[string][]string{
 		"launcher",
 		"launcher/flavor",
 		"launcher/follow",
+		"launcher/kube/admission",
 		"launcher/kube/poddial",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
@@ -156,8 +157,9 @@ var mayImport = map[string][]string{
 	},
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/supervisor/api"},
 
-	"launcher/kube/poddial":  {"launcher/kube/podspec", "launcher/supervisor/api"},
-	"launcher/kube/replicas": {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/poddial":   {"launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/replicas":  {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/admission": {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/supervisor/api"},
 
 	// Pure parts of launcher/kube.
 	"launcher/kube/podspec": {"kernelspecs", "launcher", "launcher/flavor", "launcher/gpu",
@@ -271,6 +273,7 @@ var doors = []struct {
 			"gateway/identity",
 			"gateway/limits",
 			"launcher/kube",
+			"launcher/kube/admission",
 			"launcher/kube/podspec",
 			"launcher/supervisor/cells",
 			"launcher/supervisor/session",
@@ -316,8 +319,8 @@ var doors = []struct {
 	},
 	{
 		"k8s.io/",
-		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec",
-			"launcher/kube/podstatus", "launcher/kube/replicas"},
+		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission", "launcher/kube/poddial",
+			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/replicas"},
 		[]string{"deploy", "e2e"},
 	},
 }

@@ -273,7 +273,7 @@ func (c *testCluster) watchLimits(t *testing.T, limits *testLimits) {
 func leader(all []*replica) *replica {
 	for _, r := range all {
 		r.mu.Lock()
-		leads := r.leadership != nil && r.leadership.lease.holds()
+		leads := r.term.Holds()
 		r.mu.Unlock()
 		if leads {
 			return r

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -215,7 +216,7 @@ func TestAdmission_Undecided(t *testing.T) {
 	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+3 })
 	decide := func(id string, refused *launcher.LimitError) {
 		pod := c.pod(t, id+"-1")
-		patch, err := decisionPatch(pod, refused, l.timing.now())
+		patch, err := admission.DecisionPatch(pod, refused, l.timing.now())
 		if err == nil {
 			_, err = c.CoreV1().Pods("ns").Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		}
@@ -322,5 +323,24 @@ func TestAdmission_Revive(t *testing.T) {
 	}
 	if pod := c.pod(t, idA+"-4"); pod.Annotations[podspec.AnnotationLimit] != "" {
 		t.Errorf("it still says %q", pod.Annotations[podspec.AnnotationLimit])
+	}
+}
+
+// One list of all pods serves many refusals.
+func TestAdmission_RefusalsShareAList(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, fastAdmission(&testLimits{all: 1, each: 1}))
+	startTest(t, l, numberedID(0))
+	before := len(c.podLists())
+	began := time.Now()
+	const refusals = 50
+	for n := 1; n <= refusals; n++ {
+		if _, _, err := l.Start(t.Context(), testRequest(numberedID(n))); !errors.As(err, new(*launcher.LimitError)) {
+			t.Fatalf("start %d: %v", n, err)
+		}
+	}
+	most := 2 + int(time.Since(began)/time.Second)
+	if n := len(c.podLists()) - before; n > most {
+		t.Errorf("%d refusals have listed all pods %d times, want at most %d", refusals, n, most)
 	}
 }

@@ -11,8 +11,6 @@ const (
 	annotationSharedToUse = podspec.Domain + "shared-to-use"
 	// unclaimed from the pod's creation until a client knows the kernel's id, then claimed
 	annotationClaimed = podspec.Domain + "claimed"
-	// leadership.id of the gateway that last gave the waiting pod a new version, see beginLeading
-	annotationLeader = podspec.Domain + "term"
 )
 
 // Values of annotationClaimed.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -177,7 +178,7 @@ func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.U
 		if !l.serves(there) {
 			continue
 		}
-		if pod := known[there.UID]; pod == nil || pod.ResourceVersion != there.ResourceVersion && !older(there, pod) {
+		if pod := known[there.UID]; pod == nil || pod.ResourceVersion != there.ResourceVersion && !podstatus.Older(there, pod) {
 			changed = append(changed, there)
 		}
 		delete(known, there.UID)

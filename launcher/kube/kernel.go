@@ -7,10 +7,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -78,7 +78,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	end := endOf(pod, l.clusterNow())
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.leadership.updatePodLocked(pod, rec)
+	l.term.Update(admission.Pod{Pod: pod, Record: rec})
 	k := l.kernels[rec.ID]
 	if gone, ok := l.endings.known.Get(rec.ID); k == nil && ok && gone.pod == pod.UID {
 		return
@@ -96,7 +96,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 			l.correctEndingLocked(k, end)
 			return
 		}
-		if older(pod, k.pod) {
+		if podstatus.Older(pod, k.pod) {
 			return
 		}
 	case !succeedsLocked(pod, rec, k):
@@ -141,7 +141,7 @@ func succeedsLocked(pod *corev1.Pod, rec podspec.Record, k *kernel) bool {
 	case rec.Generation != k.rec.Generation:
 		return rec.Generation > k.rec.Generation
 	case pod.Namespace == k.pod.Namespace:
-		return !older(pod, k.pod)
+		return !podstatus.Older(pod, k.pod)
 	}
 	return k.removed || pod.CreationTimestamp.Before(&k.pod.CreationTimestamp)
 }
@@ -158,13 +158,6 @@ func (k *kernel) forgetPodLocked() {
 	k.deletionSeen, k.unheard = time.Time{}, false
 }
 
-// older reports whether one version of a pod is older than another. Resource versions are growing numbers: Kubernetes
-// guarantees that since 1.35, and etcd has always made them so.
-func older(a, b *corev1.Pod) bool {
-	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err == nil && order < 0
-}
-
 // podRemoved records that a pod is no longer in the cluster.
 func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow())
@@ -172,7 +165,7 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	defer l.mu.Unlock()
 	delete(l.events, pod.UID)
 	l.otherEvents.Remove(pod.UID)
-	l.leadership.removePodLocked(pod.UID)
+	l.term.Remove(pod.UID)
 	k := l.kernels[pod.Labels[podspec.LabelKernel]]
 	if k == nil || k.pod.UID != pod.UID {
 		return
@@ -181,7 +174,7 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 		l.correctEndingLocked(k, endOf(pod, l.clusterNow()))
 		return
 	}
-	if !older(pod, k.pod) {
+	if !podstatus.Older(pod, k.pod) {
 		k.pod = pod
 		l.readers.addLocked(k, l.readersOfLocked(k))
 	}

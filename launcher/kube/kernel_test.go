@@ -33,7 +33,7 @@ func ended(message string) func(*corev1.Pod) {
 func isDead(k launcher.Kernel) bool { return k.State == api.Dead }
 
 // startTest starts a kernel.
-func startTest(t *testing.T, l *Launcher, id string) {
+func startTest(t testing.TB, l *Launcher, id string) {
 	t.Helper()
 	if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
 		t.Fatal(err)

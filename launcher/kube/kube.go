@@ -18,7 +18,8 @@
 // callers have left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu,
-// replicas.Replicas.mu, answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
+// replicas.Replicas.mu, answers.mu, freshness.marksLock, leaseClock.mu and admission.Term.mu are taken last. No request
+// to the cluster is made while Launcher.mu
 // is held.
 package kube
 
@@ -43,6 +44,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
@@ -182,7 +184,7 @@ type Launcher struct {
 	culls         map[launcher.CullLabels]int64
 	brokenWatches map[watchKey]bool // watches that have failed
 	noticesSent   int               // notices about nodes that are being sent
-	leadership    *leadership       // not nil: this gateway decides about limits
+	term          *admission.Term   // not nil: this gateway decides about limits
 
 	goroutines goroutines.Group
 }

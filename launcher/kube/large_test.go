@@ -181,11 +181,7 @@ func BenchmarkLargeStarts(b *testing.B) {
 			o.Limits = &testLimits{all: 2 * n, each: n}
 			o.Cluster = &Cluster{client: slowClient{c.Clientset}, leases: c.Clientset, Namespace: "ns"}
 		})
-		eventually(b, "it decides", func() bool {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return l.leadership != nil && len(l.leadership.pods) == n
-		})
+		startTest(b, l, idOf(n+starts)) // it has been decided about: all pods are known
 		took := make([]time.Duration, starts)
 		var wg sync.WaitGroup
 		began := time.Now()
@@ -206,29 +202,5 @@ func BenchmarkLargeStarts(b *testing.B) {
 		b.ReportMetric(starts/time.Since(began).Seconds(), "starts/s")
 		b.ReportMetric(took[starts/2].Seconds()*1000, "p50-ms")
 		b.ReportMetric(took[starts*99/100].Seconds()*1000, "p99-ms")
-	}
-}
-
-// BenchmarkLargeRounds measures what the gateway that decides about limits does after the change of one of many pods
-// while no start waits.
-func BenchmarkLargeRounds(b *testing.B) {
-	for _, n := range []int{1000, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			c, _ := newLarge(b, n)
-			l := openTest(b, c, func(o *Options, _ *timing) { o.Limits = &testLimits{all: 2 * n, each: n} })
-			var t *leadership
-			eventually(b, "it decides", func() bool {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				t = l.leadership
-				return t != nil && len(t.pods) == n
-			})
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := l.decide(b.Context(), t); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

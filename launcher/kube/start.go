@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -437,7 +438,7 @@ func copyPod(old *corev1.Pod) *corev1.Pod {
 		Spec: *old.Spec.DeepCopy(),
 	}
 	for _, key := range []string{
-		podspec.AnnotationEnding, annotationLeader, podspec.AnnotationAdmitted, podspec.AnnotationLimit,
+		podspec.AnnotationEnding, admission.AnnotationTerm, podspec.AnnotationAdmitted, podspec.AnnotationLimit,
 		podspec.AnnotationRejected,
 	} {
 		delete(pod.Annotations, key)

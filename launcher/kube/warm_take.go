@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -108,16 +109,16 @@ func (l *Launcher) seemsAllowed(pod *corev1.Pod, rec podspec.Record) bool {
 	if !launcher.HasLimits(l.opts.Limits) {
 		return true
 	}
-	var held []launcher.Held
+	all := []admission.Pod{{Pod: pod, Record: rec}}
 	l.mu.Lock()
 	for _, k := range l.kernels {
-		if c := (&candidate{pod: k.pod, rec: k.rec}); !k.removed && c.counts() {
-			held = append(held, l.heldLocked(c))
+		if p := (admission.Pod{Pod: k.pod, Record: k.rec}); !k.removed && p.Counts(false) {
+			all = append(all, p)
 		}
 	}
-	start := l.heldLocked(&candidate{pod: pod, rec: rec})
 	l.mu.Unlock()
-	return l.opts.Limits.Decide(start, held).Refused == nil
+	held := admissionCluster{l}.Held(all)
+	return l.opts.Limits.Decide(held[0], held[1:]).Refused == nil
 }
 
 // awaitAdmission waits until limits have admitted a start that has taken a warm kernel, and ends the kernel if they

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
@@ -48,4 +49,11 @@ func ContainerStatus(pod *corev1.Pod, name string) *corev1.ContainerStatus {
 		}
 	}
 	return nil
+}
+
+// Older reports whether one version of a pod is older than another. Resource versions are growing numbers: Kubernetes
+// guarantees that since 1.35, and etcd has always made them so.
+func Older(a, b *corev1.Pod) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
 }

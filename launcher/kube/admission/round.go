@@ -1,11 +1,13 @@
-package kube
+package admission
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,7 +16,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -29,8 +30,7 @@ var errNotHeld = errors.New("the lease is about to end")
 // since a start that is admitted counts from then on, whatever the answer. There is one decision about each pod in a
 // round. The round stops when a pod has changed before its decision arrived: the next round decides about it first.
 type round struct {
-	l      *Launcher
-	t      *leadership
+	t      *Term
 	others count
 	exact  bool // all answers are part of others
 	fresh  bool // the pods were listed in this round, or at most relistPause before it
@@ -44,9 +44,8 @@ type round struct {
 	unknown  error   // any other error: the round stops
 }
 
-func newRound(l *Launcher, t *leadership) *round {
-	return &round{l: l, t: t, turns: make(chan struct{}, decisionsAtOnce),
-		fresh: l.timing.now().Sub(t.relisted) < relistPause}
+func (t *Term) newRound() *round {
+	return &round{t: t, turns: make(chan struct{}, decisionsAtOnce), fresh: t.o.Now().Sub(t.relisted) < relistPause}
 }
 
 // results returns how the decisions ended. They must have been awaited.
@@ -65,7 +64,7 @@ func (r *round) stops() bool {
 
 // decide sends all decisions, and does not wait for the last ones.
 func (r *round) decide(ctx context.Context) error {
-	waiting := r.l.undecided(r.t)
+	waiting := r.t.undecided()
 	if len(waiting) == 0 {
 		return nil // each change of a pod begins a round, and a count of thousands takes milliseconds
 	}
@@ -86,11 +85,12 @@ func (r *round) decide(ctx context.Context) error {
 // decideAbout decides about one start. It reports whether the decision is being sent.
 func (r *round) decideAbout(ctx context.Context, uid types.UID) (sending bool, err error) {
 	for !r.stops() {
-		start, pod, again := r.start(uid)
-		if pod == nil {
+		pod, again, waits := r.t.start(uid)
+		if !waits {
 			return false, nil // it was ended, or decided about
 		}
-		refused := r.l.opts.Limits.Decide(start, r.others.without(start.ID)).Refused
+		start := r.t.o.Cluster.Held([]Pod{pod})[0]
+		refused := r.t.o.Limits.Decide(start, r.others.without(start.ID)).Refused
 		if again {
 			refused = nil
 		}
@@ -101,7 +101,7 @@ func (r *round) decideAbout(ctx context.Context, uid types.UID) (sending bool, e
 				continue // it may be admitted by now
 			}
 		}
-		return r.carryOut(ctx, start, pod, refused)
+		return r.carryOut(ctx, start, pod.Pod, refused)
 	}
 	return false, nil
 }
@@ -114,7 +114,7 @@ func (r *round) settle(ctx context.Context) (settled bool, err error) {
 	}
 	r.sent.Wait()
 	if !r.fresh {
-		if err := r.l.relist(ctx, r.t); err != nil {
+		if err := r.t.relist(ctx); err != nil {
 			return false, err
 		}
 		r.fresh = true
@@ -123,26 +123,12 @@ func (r *round) settle(ctx context.Context) (settled bool, err error) {
 	return false, nil
 }
 
-// start returns a start, its pod if it is undecided, and whether its admission was sent before.
-func (r *round) start(uid types.UID) (start launcher.Held, pod *corev1.Pod, again bool) {
-	r.l.mu.Lock()
-	defer r.l.mu.Unlock()
-	c := r.t.pods[uid]
-	if c == nil || !podstatus.IsUndecided(c.pod) {
-		return start, nil, false
-	}
-	return r.l.heldLocked(c), c.pod, c.admitted
-}
-
 // recount counts all kernels that count at present.
 func (r *round) recount() {
-	r.l.mu.Lock()
-	defer r.l.mu.Unlock()
-	r.others = count{at: make(map[string]int, len(r.t.pods))}
-	for _, c := range r.t.pods {
-		if c.counts() {
-			r.others.add(r.l.heldLocked(c))
-		}
+	held := r.t.o.Cluster.Held(r.t.counted())
+	r.others = count{at: make(map[string]int, len(held))}
+	for _, h := range held {
+		r.others.add(h)
 	}
 	r.exact = true
 }
@@ -150,16 +136,16 @@ func (r *round) recount() {
 // carryOut sends the decision to let a pod be scheduled, or to refuse it. It reports whether it is being sent.
 func (r *round) carryOut(ctx context.Context, start launcher.Held, pod *corev1.Pod,
 	refused *launcher.LimitError) (sending bool, err error) {
-	l, t := r.l, r.t
-	patch, err := decisionPatch(pod, refused, l.clusterNow())
+	t := r.t
+	patch, err := DecisionPatch(pod, refused, t.o.Cluster.Now())
 	if err != nil {
 		return false, err
 	}
-	if ctx.Err() != nil || !t.lease.holds() {
+	if ctx.Err() != nil || !t.Holds() {
 		return false, errNotHeld
 	}
 	if refused == nil {
-		if !l.setAdmitted(t, pod, true) {
+		if !t.setAdmitted(pod, true) {
 			r.finish(false, nil)
 			return false, nil
 		}
@@ -168,21 +154,9 @@ func (r *round) carryOut(ctx context.Context, start launcher.Held, pod *corev1.P
 	}
 	r.sent.Go(func() {
 		defer func() { <-r.turns }()
-		r.finish(l.sendDecision(ctx, t, pod, patch, refused))
+		r.finish(t.send(ctx, pod, patch, refused))
 	})
 	return true, nil
-}
-
-// setAdmitted records in a candidate whether its admission was sent. It reports false if it has another version by now.
-func (l *Launcher) setAdmitted(t *leadership, pod *corev1.Pod, admitted bool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := t.pods[pod.UID]
-	if c == nil || c.pod != pod {
-		return false
-	}
-	c.admitted = admitted
-	return true
 }
 
 // finish records how a decision ended.
@@ -199,32 +173,55 @@ func (r *round) finish(settled bool, err error) {
 	}
 }
 
-// sendDecision sends a decision. It reports whether the decision is settled; if not, the pod has changed in between.
-// After an error, the result is unknown. The lease is checked last: the decision may have waited.
-func (l *Launcher) sendDecision(ctx context.Context, t *leadership, pod *corev1.Pod, patch []byte,
+// send sends a decision. It reports whether the decision is settled; if not, the pod has changed in between. After an
+// error, the result is unknown. The lease is checked last: the decision may have waited.
+func (t *Term) send(ctx context.Context, pod *corev1.Pod, patch []byte,
 	refused *launcher.LimitError) (settled bool, err error) {
-	if ctx.Err() != nil || !t.lease.holds() {
-		l.setAdmitted(t, pod, false)
+	if ctx.Err() != nil || !t.Holds() {
+		t.setAdmitted(pod, false)
 		return false, errNotHeld
 	}
-	asking, cancel := l.apiContext(ctx)
-	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(
-		asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	cancel()
+	err = t.o.Cluster.Patch(ctx, pod, patch)
 	switch {
 	case err == nil:
-		l.updatePod(changed)
 		if refused != nil {
-			l.log.Info("kernel is not started", logkey.Kernel, pod.Labels[podspec.LabelKernel], logkey.Limit, refused.Limit)
+			t.o.Log.Info("kernel is not started", logkey.Kernel, pod.Labels[podspec.LabelKernel], logkey.Limit, refused.Limit)
 		}
 		return true, nil
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		_, err := l.reread(ctx, t, pod)
+		_, err := t.reread(ctx, pod)
 		return false, err
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // it was rejected
-		l.setAdmitted(t, pod, false)
+		t.setAdmitted(pod, false)
 	}
 	return false, fmt.Errorf("pod %s: %w", pod.Name, err)
+}
+
+// DecisionPatch is the patch that carries out a decision about exactly this version of a pod.
+func DecisionPatch(pod *corev1.Pod, refused *launcher.LimitError, now time.Time) ([]byte, error) {
+	if refused != nil {
+		end, err := json.Marshal(api.Ending{KernelID: pod.Labels[podspec.LabelKernel], Reason: refused.Reason, At: now.UTC()})
+		if err != nil {
+			return nil, err
+		}
+		return patchOf(pod, map[string]string{podspec.AnnotationEnding: string(end), podspec.AnnotationLimit: refused.Limit})
+	}
+	if pod.Annotations[podspec.AnnotationClaim] != "" {
+		return patchOf(pod, map[string]string{podspec.AnnotationClaim: podspec.ClaimDecided})
+	}
+	left := slices.DeleteFunc(slices.Clone(pod.Spec.SchedulingGates),
+		func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
+	return json.Marshal(map[string]any{"spec": map[string]any{"schedulingGates": left}, "metadata": metadataOf(pod,
+		map[string]string{podspec.AnnotationAdmitted: now.UTC().Format(time.RFC3339Nano)})})
+}
+
+// patchOf is a patch of annotations of exactly this version of a pod.
+func patchOf(pod *corev1.Pod, annotations map[string]string) ([]byte, error) {
+	return json.Marshal(map[string]any{"metadata": metadataOf(pod, annotations)})
+}
+
+func metadataOf(pod *corev1.Pod, annotations map[string]string) map[string]any {
+	return map[string]any{"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": annotations}
 }
 
 // count holds the kernels that count for limits. A kernel counts once, even while its previous pod is ending.
@@ -250,23 +247,4 @@ func (c *count) without(id string) []launcher.Held {
 		return slices.Delete(slices.Clone(c.held), i, i+1)
 	}
 	return slices.Clip(c.held)
-}
-
-// heldLocked returns the candidate's kernel in the form in which limits count kernels.
-func (l *Launcher) heldLocked(c *candidate) launcher.Held {
-	h := launcher.Held{
-		ID:           c.rec.ID,
-		SpecName:     c.rec.SpecName,
-		Owner:        c.rec.Owner,
-		Groups:       c.rec.Groups,
-		GPUs:         podspec.GPUs(c.pod),
-		State:        api.Starting,
-		LastActivity: c.rec.Created,
-		Ending:       c.pod.DeletionTimestamp != nil,
-	}
-	if k := l.kernels[c.rec.ID]; k != nil && k.pod.UID == c.pod.UID {
-		k.supervisor.HeldLocked(&h)
-		h.Ending = h.Ending || k.end != nil || k.stop != nil || h.State == api.Dead
-	}
-	return h
 }
