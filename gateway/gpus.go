@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -19,90 +20,6 @@ const missingForUsers = "The view is incomplete; admins see why."
 // missingViewer is what the view lacks where the launcher does not know GPUs.
 const missingViewer = "This gateway does not know the GPUs of its machine."
 
-// aheadWarm is the kind of all that is kept ready.
-const aheadWarm = "warm"
-
-// GPUs is the answer of GET /api/gpus.
-type GPUs struct {
-	Totals  []GPUTotal `json:"totals"`  // of all nodes, by resource
-	Nodes   []GPUNode  `json:"nodes"`   // those with GPUs, by name
-	Ahead   []Ahead    `json:"ahead"`   // what is kept ready before any user asks: warm kernels
-	Missing []string   `json:"missing"` // sentences: what the view lacks
-}
-
-// GPUTotal is the GPUs of all nodes that pods ask for by one resource name. Amounts are in Unit.
-type GPUTotal struct {
-	Resource string           `json:"resource"`
-	Unit     launcher.GPUUnit `json:"unit"`
-	GPUAmounts
-	Warm float64 `json:"warm,omitempty"` // amount of warm kernels, which give way to others; not a part of Held
-}
-
-// Ahead is the warm kernels of one kernelspec. Not all of them have GPUs.
-type Ahead struct {
-	Kind    string `json:"kind"` // aheadWarm
-	Spec    string `json:"kernelspec"`
-	Flavor  string `json:"flavor,omitempty"`
-	Wanted  int    `json:"wanted"`
-	Ready   int    `json:"ready"`            // pods that have a node
-	Waiting int    `json:"waiting"`          // pods that wait for a node
-	Reason  string `json:"reason,omitempty"` // why there are fewer than wanted; only admins see it
-}
-
-// GPUAmounts are amounts of a pool, or of pools with the same resource.
-type GPUAmounts struct {
-	Total     float64 `json:"total"` // amount for pods; 0 if it is not known
-	Held      float64 `json:"held"`
-	Measured  float64 `json:"measured"`  // the part of Held whose use is known
-	Busy      float64 `json:"busy"`      // the part of Measured that computes
-	Unhealthy float64 `json:"unhealthy"` // amount that no pod can have; not a part of Total
-}
-
-// GPUNode is one machine.
-type GPUNode struct {
-	Name    string    `json:"name"`
-	Address string    `json:"address,omitempty"`
-	Status  string    `json:"status,omitempty"` // Ready, NotReady, SchedulingDisabled
-	Pools   []GPUPool `json:"pools"`
-}
-
-// GPUPool is the GPUs of one machine that pods ask for by one resource name. Amounts are in Unit.
-type GPUPool struct {
-	Resource string           `json:"resource"`
-	Model    string           `json:"model,omitempty"`
-	Unit     launcher.GPUUnit `json:"unit"`
-	GPUAmounts
-	Devices []GPUDevice `json:"devices,omitempty"` // absent if the node does not tell them apart
-	Holders []GPUHolder `json:"holders"`           // those that the caller may see
-	Others  float64     `json:"others"`            // the part of Held whose holders the caller may not see
-	Warm    float64     `json:"warm,omitempty"`    // amount of warm kernels; not a part of Held
-}
-
-// GPUDevice is one GPU of a pool.
-type GPUDevice struct {
-	Index int     `json:"index"`
-	UUID  string  `json:"uuid,omitempty"`
-	Total float64 `json:"total"`
-	Held  float64 `json:"held"`
-}
-
-// GPUHolder is a kernel, or another pod, that holds a part of a pool.
-type GPUHolder struct {
-	Kernel    string             `json:"kernel,omitempty"` // absent for other pods
-	Owner     string             `json:"owner,omitempty"`
-	Spec      string             `json:"kernelspec,omitempty"`
-	Flavor    string             `json:"flavor,omitempty"`
-	Namespace string             `json:"namespace,omitempty"`
-	Pod       string             `json:"pod,omitempty"`
-	Amount    float64            `json:"amount"`
-	Devices   map[string]float64 `json:"devices,omitempty"` // the part of Amount on each device, by its index
-	Measured  float64            `json:"measured"`
-	Busy      float64            `json:"busy"`
-	Since     string             `json:"since,omitempty"`
-	IdleSince string             `json:"idle_since,omitempty"` // absent if it computes, or if that is not known
-	Ending    bool               `json:"ending,omitempty"`     // its pod is being deleted
-}
-
 // getGPUs answers with all GPUs. An admin sees who holds them, others see totals, their own kernels, and what is kept
 // ready for flavors that they may choose.
 func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
@@ -111,7 +28,7 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	all := r.Who.SeesAll()
-	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Ahead: []Ahead{},
+	answer := gpus.View{Nodes: []gpus.Node{}, Totals: totalsOf(view), Ahead: []gpus.Ahead{},
 		Missing: append([]string{}, view.Missing...)}
 	flavors := g.kernels.FlavorsOf(r.Who)
 	for _, a := range view.Ahead {
@@ -121,15 +38,15 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 				continue
 			}
 		}
-		answer.Ahead = append(answer.Ahead, Ahead{Kind: aheadWarm, Spec: a.SpecName, Flavor: a.Flavor, Wanted: a.Wanted,
-			Ready: a.Ready, Waiting: a.Waiting, Reason: a.Reason})
+		answer.Ahead = append(answer.Ahead, gpus.Ahead{Kind: gpus.AheadWarm, Spec: a.SpecName, Flavor: a.Flavor,
+			Wanted: a.Wanted, Ready: a.Ready, Waiting: a.Waiting, Reason: a.Reason})
 	}
 	if !all && len(view.Missing) > 0 {
 		answer.Missing = []string{missingForUsers} // the sentences may have words of the API server
 	}
 	for i := range view.Nodes {
 		n := &view.Nodes[i]
-		node := GPUNode{Name: n.Name, Status: n.Status, Pools: []GPUPool{}}
+		node := gpus.Node{Name: n.Name, Status: n.Status, Pools: []gpus.Pool{}}
 		if all {
 			node.Address = n.Address
 		}
@@ -163,8 +80,8 @@ func (g *Gateway) viewGPUs(ctx context.Context) (launcher.GPUs, error) {
 }
 
 // amountsOf sums what is held of a pool.
-func amountsOf(p *launcher.GPUPool) GPUAmounts {
-	a := GPUAmounts{Total: p.Total, Unhealthy: p.Unhealthy, Held: p.Held()}
+func amountsOf(p *launcher.GPUPool) gpus.Amounts {
+	a := gpus.Amounts{Total: p.Total, Unhealthy: p.Unhealthy, Held: p.Held()}
 	for i := range p.Holders {
 		a.Measured += p.Holders[i].Measured
 		a.Busy += p.Holders[i].Busy
@@ -173,12 +90,12 @@ func amountsOf(p *launcher.GPUPool) GPUAmounts {
 }
 
 // totalsOf sums the pools with the same resource and unit.
-func totalsOf(view launcher.GPUs) []GPUTotal {
+func totalsOf(view launcher.GPUs) []gpus.Total {
 	type key struct {
 		resource string
 		unit     launcher.GPUUnit
 	}
-	sums := map[key]GPUTotal{}
+	sums := map[key]gpus.Total{}
 	for i := range view.Nodes {
 		for j := range view.Nodes[i].Pools {
 			p := &view.Nodes[i].Pools[j]
@@ -189,21 +106,21 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 			sums[key{p.Resource, p.Unit}] = sum
 		}
 	}
-	totals := []GPUTotal{}
+	totals := []gpus.Total{}
 	for k := range maps.Keys(sums) {
 		sum := sums[k]
-		sum.Resource, sum.Unit = k.resource, k.unit
+		sum.Resource, sum.Unit = k.resource, string(k.unit)
 		totals = append(totals, sum)
 	}
-	slices.SortFunc(totals, func(a, b GPUTotal) int {
+	slices.SortFunc(totals, func(a, b gpus.Total) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Unit, b.Unit))
 	})
 	return totals
 }
 
 // poolModel returns a pool with the holders that may be seen.
-func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
-	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{},
+func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) gpus.Pool {
+	pool := gpus.Pool{Resource: p.Resource, Model: p.Model, Unit: string(p.Unit), Amounts: amountsOf(p), Holders: []gpus.Holder{},
 		Warm: p.HeldWarm()}
 	held := p.HeldOn()
 	for i := range p.Holders {
@@ -212,7 +129,7 @@ func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool
 			pool.Others += h.Amount
 			continue
 		}
-		model := GPUHolder{Kernel: h.Kernel, Owner: h.Owner, Spec: h.SpecName, Flavor: h.Flavor, Namespace: h.Namespace,
+		model := gpus.Holder{Kernel: h.Kernel, Owner: h.Owner, Spec: h.SpecName, Flavor: h.Flavor, Namespace: h.Namespace,
 			Pod: h.Pod, Amount: h.Amount, Measured: h.Measured, Busy: h.Busy, Ending: h.Ending}
 		if !h.Since.IsZero() {
 			model.Since = api.Timestamp(h.Since)
@@ -229,7 +146,7 @@ func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool
 		pool.Holders = append(pool.Holders, model)
 	}
 	for _, d := range p.Devices {
-		pool.Devices = append(pool.Devices, GPUDevice{Index: d.Index, UUID: d.UUID, Total: d.Total, Held: held[d.Index]})
+		pool.Devices = append(pool.Devices, gpus.Device{Index: d.Index, UUID: d.UUID, Total: d.Total, Held: held[d.Index]})
 	}
 	return pool
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
@@ -68,15 +69,15 @@ func TestGPUs(t *testing.T) {
 		hasPlace bool
 		missing  string
 	}{{"root", 3, 0, true, "No pods."}, {"ann", 1, 8, false, missingForUsers}, {"rita", 0, 12, false, missingForUsers}} {
-		answer := decode[GPUs](t, g.do("GET", "/api/gpus", "", as(who.name)).want(t, 200, ""))
+		answer := decode[gpus.View](t, g.do("GET", "/api/gpus", "", as(who.name)).want(t, 200, ""))
 		text, err := json.Marshal(answer.Totals)
 		if err != nil || string(text) != totals {
 			t.Errorf("%s: totals %s, %v", who.name, text, err)
 		}
-		want := []Ahead{{Kind: "warm", Spec: "r", Wanted: 3, Ready: 1, Waiting: 2}}
+		want := []gpus.Ahead{{Kind: "warm", Spec: "r", Wanted: 3, Ready: 1, Waiting: 2}}
 		if who.hasPlace {
 			want[0].Reason = "no node"
-			want = append(want, Ahead{Kind: "warm", Spec: "torch", Flavor: "t4", Wanted: 1}) // others may not choose it
+			want = append(want, gpus.Ahead{Kind: "warm", Spec: "torch", Flavor: "t4", Wanted: 1}) // others may not choose it
 		}
 		if !slices.Equal(answer.Ahead, want) {
 			t.Errorf("%s: %+v", who.name, answer.Ahead)
@@ -99,7 +100,7 @@ func TestGPUs(t *testing.T) {
 // TestGPUs_Unknown: a launcher without GPUs is no error.
 func TestGPUs_Unknown(t *testing.T) {
 	g := startGateway(t, nil)
-	answer := decode[GPUs](t, g.do("GET", "/api/gpus", "").want(t, 200, ""))
+	answer := decode[gpus.View](t, g.do("GET", "/api/gpus", "").want(t, 200, ""))
 	if len(answer.Nodes) != 0 || len(answer.Missing) != 1 || answer.Totals == nil {
 		t.Errorf("%+v", answer)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/folder"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
@@ -78,7 +79,7 @@ func (g *Gateway) addGPUSeconds(ctx context.Context, list []jobs.Job) {
 	now := time.Now()
 	for i := range list {
 		if j := &list[i]; has(*j) {
-			j.GPUSeconds = kernels.Seconds(j.GPUSeconds + kernels.GPUSecondsOf(all, j.Kernel, j.GPUsSince(), now))
+			j.GPUSeconds = gpus.Seconds(j.GPUSeconds + kernels.GPUSecondsOf(all, j.Kernel, j.GPUsSince(), now))
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -52,8 +53,8 @@ func TestUsage(t *testing.T) {
 		}
 	}
 	rows := decode[kernels.Usage](t, g.do("GET", "/api/usage?by=kernel", "", as("ann")).want(t, 200, "")).Usage
-	if !slices.ContainsFunc(rows, func(r kernels.UsageRow) bool {
-		return r.Name == idA && r.Owner == "ann" && r.Flavor == "t4" && r.Ended != "" && r.GPUs == gpu.Whole(1)
+	if !slices.ContainsFunc(rows, func(r gpus.UsageRow) bool {
+		return r.Name == idA && r.Owner == "ann" && r.Flavor == "t4" && r.Ended != "" && r.GPUs == 1
 	}) || len(rows) != 2 {
 		t.Errorf("got %+v", rows)
 	}

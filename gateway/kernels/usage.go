@@ -3,55 +3,26 @@ package kernels
 import (
 	"cmp"
 	"context"
-	"math"
 	"slices"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // defaultUsageTime is the time of which usage is shown unless a client asks for another.
 const defaultUsageTime = 24 * time.Hour
 
-// How usage can be grouped.
-const (
-	UsageByKernel = "kernel"
-	UsageByUser   = "user"
-	UsageBySpec   = "spec"
-	UsageByFlavor = "flavor"
-)
-
-// UsageGroups are the values of the parameter by.
-var UsageGroups = []string{UsageByUser, UsageBySpec, UsageByFlavor, UsageByKernel}
-
 // Usage is the answer of GET /api/usage.
 type Usage struct {
-	Since string     `json:"since"`
-	Until string     `json:"until"`
-	By    string     `json:"by"`
-	Usage []UsageRow `json:"usage"` // the one that held most first
+	Since string          `json:"since"`
+	Until string          `json:"until"`
+	By    string          `json:"by"`
+	Usage []gpus.UsageRow `json:"usage"` // the one that held most first
 
 	// Steps are the usage over time; nil unless the parameter step asks for it.
 	Steps *UsageSteps `json:"steps,omitempty"`
-}
-
-// UsageRow is how many GPU seconds one kernel, or a group of kernels, has held and used: GPUs times seconds.
-type UsageRow struct {
-	Name     string  `json:"name"` // of the group; a kernel's id
-	Kernels  int     `json:"kernels"`
-	Held     float64 `json:"held_seconds"`
-	Measured float64 `json:"measured_seconds"` // the part of Held in which the GPUs' use is known
-	Busy     float64 `json:"busy_seconds"`     // the part of Measured in which they computed
-
-	// Of one kernel only.
-	Owner   string     `json:"owner,omitempty"`
-	Spec    string     `json:"kernelspec,omitempty"`
-	Flavor  string     `json:"flavor,omitempty"`
-	GPUs    gpu.Amount `json:"gpus,omitempty"`
-	Started string     `json:"started_at,omitempty"`
-	Ended   string     `json:"ended_at,omitempty"` // absent while it lives
 }
 
 // Usage returns the usage of GPUs: of the caller's own kernels, and for an admin of all. The texts are those of the
@@ -65,8 +36,8 @@ func (s *Service) Usage(ctx context.Context, who Caller, since, by, step string)
 			return Usage{}, err
 		}
 	}
-	by = cmp.Or(by, UsageByUser)
-	if !slices.Contains(UsageGroups, by) {
+	by = cmp.Or(by, gpus.UsageByUser)
+	if !slices.Contains(gpus.UsageGroups, by) {
 		return Usage{}, refuse(Invalid, "The parameter by is not user, spec, flavor or kernel.")
 	}
 	length, err := usageStep(step, from, now)
@@ -80,7 +51,7 @@ func (s *Service) Usage(ctx context.Context, who Caller, since, by, step string)
 		return Usage{}, err
 	}
 	var own []launcher.KernelUsage
-	rows := []UsageRow{}
+	rows := []gpus.UsageRow{}
 	for _, u := range all {
 		if u.Started.IsZero() || !who.Owns(u.Owner) {
 			continue
@@ -94,7 +65,7 @@ func (s *Service) Usage(ctx context.Context, who Caller, since, by, step string)
 			rows = append(rows, row)
 		}
 	}
-	answer := Usage{Since: api.Timestamp(from), Until: api.Timestamp(now), By: by, Usage: GroupUsage(rows, by)}
+	answer := Usage{Since: api.Timestamp(from), Until: api.Timestamp(now), By: by, Usage: gpus.GroupUsage(rows, by)}
 	if length > 0 {
 		answer.Steps = stepsOf(own, by, length, from, now)
 	}
@@ -139,9 +110,9 @@ func usageSince(text string, now time.Time) (time.Time, error) {
 
 // usageRow returns a kernel's usage between two times, and false if it had ended before or had not begun. What its GPUs
 // did is known for its whole life, so the part of it is proportional.
-func usageRow(u launcher.KernelUsage, since, until time.Time) (UsageRow, bool) {
+func usageRow(u launcher.KernelUsage, since, until time.Time) (gpus.UsageRow, bool) {
 	end := usageEnd(&u, until)
-	row := UsageRow{Name: u.ID, Kernels: 1, Owner: u.Owner, Spec: u.SpecName, Flavor: u.Flavor, GPUs: u.GPUs,
+	row := gpus.UsageRow{Name: u.ID, Kernels: 1, Owner: u.Owner, Spec: u.SpecName, Flavor: u.Flavor, GPUs: u.GPUs.Float(),
 		Started: api.Timestamp(u.Started)}
 	if !u.End.IsZero() {
 		row.Ended = api.Timestamp(end)
@@ -159,37 +130,8 @@ func usageRow(u launcher.KernelUsage, since, until time.Time) (UsageRow, bool) {
 		return row, false
 	}
 	part := u.GPUs.Float() * float64(held) / float64(whole)
-	row.Held = Seconds(u.GPUs.Float() * held.Seconds())
-	row.Measured = Seconds(part * min(u.GPUUse.Measured, whole).Seconds())
-	row.Busy = Seconds(part * max(0, min(u.GPUUse.Busy, u.GPUUse.Measured, whole)).Seconds())
+	row.Held = gpus.Seconds(u.GPUs.Float() * held.Seconds())
+	row.Measured = gpus.Seconds(part * min(u.GPUUse.Measured, whole).Seconds())
+	row.Busy = gpus.Seconds(part * max(0, min(u.GPUUse.Busy, u.GPUUse.Measured, whole)).Seconds())
 	return row, true
-}
-
-// Seconds rounds to milliseconds.
-func Seconds(s float64) float64 { return math.Round(max(0, s)*1000) / 1000 }
-
-// GroupUsage sums the rows of kernels by one of UsageGroups. The group that held most comes first.
-func GroupUsage(kernels []UsageRow, by string) []UsageRow {
-	rows := slices.Clone(kernels)
-	if by != UsageByKernel {
-		rows = []UsageRow{}
-		at := map[string]int{}
-		for _, k := range kernels {
-			name := map[string]string{UsageByUser: k.Owner, UsageBySpec: k.Spec, UsageByFlavor: k.Flavor}[by]
-			i, ok := at[name]
-			if !ok {
-				i = len(rows)
-				at[name] = i
-				rows = append(rows, UsageRow{Name: name})
-			}
-			row := &rows[i]
-			row.Kernels++
-			row.Held, row.Measured, row.Busy = Seconds(row.Held+k.Held), Seconds(row.Measured+k.Measured),
-				Seconds(row.Busy+k.Busy)
-		}
-	}
-	slices.SortStableFunc(rows, func(a, b UsageRow) int {
-		return cmp.Or(cmp.Compare(b.Held, a.Held), cmp.Compare(a.Name, b.Name))
-	})
-	return rows
 }

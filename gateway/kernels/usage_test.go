@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -52,9 +53,9 @@ func TestUsageRow(t *testing.T) {
 // TestStepsOf checks how usage is divided into steps, and that small groups are summed.
 func TestStepsOf(t *testing.T) {
 	since := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
-	used := func(owner string, from, to time.Duration, gpus, busy float64) launcher.KernelUsage {
+	used := func(owner string, from, to time.Duration, held, busy float64) launcher.KernelUsage {
 		u := launcher.KernelUsage{Owner: owner, End: since.Add(to)}
-		u.Started, u.Seconds, u.GPUs = since.Add(from), int64((to - from).Seconds()), gpu.Amount(gpus*float64(gpu.One))
+		u.Started, u.Seconds, u.GPUs = since.Add(from), int64((to - from).Seconds()), gpu.Amount(held*float64(gpu.One))
 		u.GPUUse = api.GPUUse{Measured: to - from, Busy: time.Duration(busy * float64(to-from))}
 		return u
 	}
@@ -63,7 +64,7 @@ func TestStepsOf(t *testing.T) {
 	lives.End, lives.Seconds = time.Time{}, 0
 	all := []launcher.KernelUsage{used("ann", -h, h/2, 2, 0.5), used("ann", h/2, 2*h, 1, 1), lives,
 		used("late", 5*h, 6*h, 1, 1), used("early", -3*h, -2*h, 1, 1)}
-	got := stepsOf(all, UsageByUser, h, since, since.Add(5*h/2))
+	got := stepsOf(all, gpus.UsageByUser, h, since, since.Add(5*h/2))
 	want := &UsageSteps{Seconds: 3600, Groups: []UsageSeries{
 		{Name: "ann", Lived: []float64{3600, 3600, 0}, Held: []float64{5400, 3600, 0}, Busy: []float64{3600, 3600, 0}},
 		{Name: "bob", Lived: []float64{0, 3600, 1800}, Held: []float64{0, 0, 0}, Busy: []float64{0, 0, 0}},
@@ -75,7 +76,7 @@ func TestStepsOf(t *testing.T) {
 	for i := range usageGroups + 3 {
 		all = append(all, used(fmt.Sprintf("user%02d", i), 0, 2*h-time.Duration(i)*time.Minute, 1, 0))
 	}
-	got = stepsOf(all, UsageByUser, h, since, since.Add(2*h))
+	got = stepsOf(all, gpus.UsageByUser, h, since, since.Add(2*h))
 	if len(got.Groups) != usageGroups || got.Others == nil || got.Others.Lived[0] != 3*3600 {
 		t.Errorf("got %d groups and the others %+v", len(got.Groups), got.Others)
 	}
@@ -85,7 +86,7 @@ func TestStepsOf(t *testing.T) {
 	}
 	before, after := runtime.MemStats{}, runtime.MemStats{}
 	runtime.ReadMemStats(&before)
-	got = stepsOf(all, UsageByUser, 2*time.Minute, since, since.Add(30*h))
+	got = stepsOf(all, gpus.UsageByUser, 2*time.Minute, since, since.Add(30*h))
 	runtime.ReadMemStats(&after)
 	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 10<<20 {
 		t.Errorf("%d bytes for %d groups with %d steps", bytes, len(all), len(got.Others.Lived))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -30,8 +31,8 @@ type UsageSteps struct {
 type UsageSeries struct {
 	Name  string    `json:"name"`           // of the group
 	Lived []float64 `json:"kernel_seconds"` // of its kernels, also those without GPUs
-	Held  []float64 `json:"held_seconds"`   // as in UsageRow
-	Busy  []float64 `json:"busy_seconds"`   // as in UsageRow
+	Held  []float64 `json:"held_seconds"`   // as in gpus.UsageRow
+	Busy  []float64 `json:"busy_seconds"`   // as in gpus.UsageRow
 }
 
 // usageStep reads the parameter step; 0: there is none. since is before until.
@@ -110,11 +111,11 @@ func livedBetween(u *launcher.KernelUsage, since, until time.Time) time.Duration
 // usageGroup returns the group of a kernel.
 func usageGroup(u *launcher.KernelUsage, by string) string {
 	switch by {
-	case UsageByUser:
+	case gpus.UsageByUser:
 		return u.Owner
-	case UsageBySpec:
+	case gpus.UsageBySpec:
 		return u.SpecName
-	case UsageByFlavor:
+	case gpus.UsageByFlavor:
 		return u.Flavor
 	}
 	return u.ID
@@ -155,7 +156,7 @@ func (s *UsageSeries) addKernel(u *launcher.KernelUsage, step time.Duration, sin
 // round rounds the series to milliseconds.
 func (s *UsageSeries) round() {
 	for i := range s.Lived {
-		s.Lived[i], s.Held[i], s.Busy[i] = Seconds(s.Lived[i]), Seconds(s.Held[i]), Seconds(s.Busy[i])
+		s.Lived[i], s.Held[i], s.Busy[i] = gpus.Seconds(s.Lived[i]), gpus.Seconds(s.Held[i]), gpus.Seconds(s.Busy[i])
 	}
 }
 

@@ -1,0 +1,175 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// Specs are the kernelspecs of a command.
+type Specs struct {
+	Dirs    []string // searched before Jupyter's own
+	Allowed []string // names; empty: all
+	Users   kernelspecs.Users
+	// Check finds what a launcher does not accept of a kernelspec. It may be nil.
+	Check func(kernelspecs.Spec) []kernelspecs.Problem
+}
+
+// KernelspecSettings reads what `ekg kernelspec` needs.
+type KernelspecSettings struct {
+	ListFlags, CheckFlags []cli.Flag
+	List, Check           func(*cli.Context) (Specs, error)
+}
+
+// FlagsOfSpecs reads the command line only. It is for a machine without a gateway, whose kernelspecs no pod checks.
+func FlagsOfSpecs() KernelspecSettings {
+	return KernelspecSettings{
+		ListFlags: []cli.Flag{&cli.StringSliceFlag{Name: "kernelspec-dir",
+			Usage: "`DIRECTORY` with kernelspecs, searched before Jupyter's own; repeatable"}},
+		List:  func(c *cli.Context) (Specs, error) { return Specs{Dirs: c.StringSlice("kernelspec-dir")}, nil },
+		Check: func(*cli.Context) (Specs, error) { return Specs{}, nil },
+	}
+}
+
+// KernelspecCommand is `ekg kernelspec`, with further subcommands.
+func KernelspecCommand(s KernelspecSettings, more ...*cli.Command) *cli.Command {
+	return &cli.Command{
+		Name: "kernelspec", Usage: "list, check and render kernelspecs", Action: OnlySubcommands,
+		Subcommands: append([]*cli.Command{
+			MovedCommand("convert", "ekg-migrate kernelspec"),
+			{
+				Name:  "list",
+				Usage: "list the kernels that can be started",
+				Flags: s.ListFlags,
+				Action: func(c *cli.Context) error {
+					if err := Arguments(c, 0); err != nil {
+						return err
+					}
+					specs, err := s.List(c)
+					if err != nil {
+						return err
+					}
+					return listSpecs(c.Context, specs, c.App.Writer, c.App.ErrWriter)
+				},
+			},
+			{
+				Name:      "check",
+				Usage:     "check the kernelspec in DIR, or all kernelspecs below it",
+				ArgsUsage: "DIR",
+				Flags: append(s.CheckFlags,
+					&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT`: json, for programs"}),
+				Action: func(c *cli.Context) error {
+					if err := Arguments(c, 1); err != nil {
+						return err
+					}
+					if format := c.String("output"); format != "" && format != string(formatJSON) {
+						return &UsageError{fmt.Errorf("--output %q is not json", format)}
+					}
+					specs, err := s.Check(c)
+					if err != nil {
+						return err
+					}
+					return checkSpecs(c.Context, specs, c.Args().First(), c.String("output") != "", c.App.Writer)
+				},
+			},
+		}, more...),
+	}
+}
+
+// listSpecs prints the usable specs on stdout, and faults of other specs on stderr.
+func listSpecs(ctx context.Context, s Specs, stdout, stderr io.Writer) (err error) {
+	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
+	specs, err := kernelspecs.Open(kernelspecs.Options{
+		Dirs: s.Dirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: slog.New(slog.DiscardHandler), Users: s.Users,
+		Allowed: s.Allowed,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, specs.Close()) }()
+	table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	if _, err := fmt.Fprintln(table, "NAME\tDISPLAY NAME\tLANGUAGE\tDIRECTORY"); err != nil {
+		return err
+	}
+	for _, spec := range specs.List() {
+		if _, err := fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", spec.Name, kernelspecs.Printable(spec.DisplayName),
+			kernelspecs.Printable(spec.Language), kernelspecs.Printable(spec.Dir)); err != nil {
+			return err
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	problems := specs.Problems()
+	for _, spec := range specs.List() {
+		problems = append(slices.Clip(problems), spec.Warnings...)
+	}
+	for _, p := range problems {
+		if _, err := fmt.Fprintln(stderr, "ekg:", p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSpecs prints the faults of the specs in a directory, and warnings. It returns an error if there are any faults.
+func checkSpecs(ctx context.Context, s Specs, dir string, asJSON bool, stdout io.Writer) error {
+	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, s.Check)
+	if err := printProblems(stdout, problems, asJSON); err != nil {
+		return err
+	}
+	n := 0
+	for _, p := range problems {
+		if !p.Warning {
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		if len(problems) > 0 || asJSON {
+			return nil
+		}
+		_, err := fmt.Fprintf(stdout, "%s: nothing wrong\n", dir)
+		return err
+	case 1:
+		return errors.New("1 problem")
+	default:
+		return fmt.Errorf("%d problems", n)
+	}
+}
+
+// printedProblem is a kernelspecs.Problem in JSON.
+type printedProblem struct {
+	File    string `json:"file"`
+	Line    int    `json:"line"`
+	Key     string `json:"key"`
+	Message string `json:"message"`
+	Warning bool   `json:"warning"`
+}
+
+// printProblems prints a line for each problem, or one array in JSON.
+func printProblems(w io.Writer, problems []kernelspecs.Problem, asJSON bool) error {
+	if !asJSON {
+		for _, p := range problems {
+			if _, err := fmt.Fprintln(w, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	list := make([]printedProblem, len(problems))
+	for i, p := range problems {
+		list[i] = printedProblem{p.File, p.Line, p.Key, p.Message, p.Warning}
+	}
+	return json.NewEncoder(w).Encode(list)
+}
