@@ -29,19 +29,17 @@ var exceptions = map[string]map[string]int{
 		"gateway.Gateway":                140,
 		"launcher/kube.Launcher":         218,
 		"launcher/local.Launcher":        163,
-		"launcher/supervisor.Supervisor": 181,
+		"launcher/supervisor.Supervisor": 171,
 	},
 	"fields of a type": {
 		"cmd/ekg/settings.Settings":      84,
-		"launcher/supervisor.Supervisor": 89,
-		"launcher/supervisor/api.Config": 41,
+		"launcher/supervisor.Supervisor": 82,
 	},
 	"lines of a package": {
 		"gateway":               5400,
 		"launcher/kube":         8500,
 		"launcher/kube/podspec": 6400,
 		"launcher/local":        6400,
-		"launcher/supervisor":   5400,
 	},
 	"lines of a file": {
 		"gateway/jobs/hold.go":       540,

@@ -55,7 +55,7 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 // would get its reply, and could end it.
 func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyter.Header) (name, reason string) {
 	switch {
-	case s.clock.State() == api.Dead:
+	case s.use.State() == api.Dead:
 		return "KernelDied", s.reason
 	case m.Channel != jupyter.Stdin && s.requests.OfOther(h.MsgID, c.session.User):
 		return "DuplicateID", "another user's request with this msg_id is not finished"
@@ -68,7 +68,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 // admitLocked answers a message, or passes it to the channel's gate.
 func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
 	if h.MsgType == "kernel_info_request" && m.Channel == jupyter.Shell && h.Subshell == "" &&
-		s.clock.State() == api.Busy && s.kernelInfo != nil {
+		s.use.State() == api.Busy && s.kernelInfo != nil {
 		for _, answer := range s.kernelInfoLocked(&m) {
 			s.log.Append(c.session.Number, answer, true)
 		}
@@ -81,7 +81,7 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 			return nil
 		}
 		prompt = p
-		s.clock.Used()
+		s.use.Used()
 	}
 	r := s.registerLocked(c.session, &m, h)
 	if err := s.gates[m.Channel].Push(m, r); err != nil {
@@ -110,7 +110,7 @@ func (s *Supervisor) answerReaderLocked(c *clientConn, q asked) {
 	switch {
 	case q.h.MsgType != "kernel_info_request" || q.m.Channel == jupyter.Stdin:
 		s.rejectLocked(c, &q.m, q.h, "Forbidden", "you may only look at this kernel")
-	case s.clock.State() == api.Dead:
+	case s.use.State() == api.Dead:
 		s.rejectLocked(c, &q.m, q.h, "KernelDied", s.reason)
 	case s.kernelInfo != nil && s.upLocked():
 		m := plainKernelInfo(q.m.Channel, q.h)
@@ -143,7 +143,7 @@ func (s *Supervisor) answerReadersLocked() {
 }
 
 func (s *Supervisor) upLocked() bool {
-	return s.clock.State() == api.Idle || s.clock.State() == api.Busy
+	return s.use.State() == api.Idle || s.use.State() == api.Busy
 }
 
 // rejectLocked answers a request that does not reach the kernel, on the connection that it came from.

@@ -149,9 +149,9 @@ func (s *Supervisor) assignTo(ctx context.Context, a api.Assignment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.applyLocked()
-	s.started = s.now()
+	s.use.Started = s.now()
 	s.recordOwnerLocked()
-	s.clock.Used()
+	s.use.Used()
 	s.logger.Info("kernel has got its owner")
 	return nil
 }

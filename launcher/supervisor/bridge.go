@@ -360,7 +360,7 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 		s.cellBegan = s.now()
 	}
 	close(b.nudged)
-	s.clock.Ready()
+	s.use.Ready()
 	s.reason = ""
 	for _, c := range channels {
 		s.gates[c].Release(gate.NotReady)
@@ -389,7 +389,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 			s.kernelSession = session
 		}
 	}
-	s.clock.Observe(msgType, parent, state)
+	s.use.Observe(msgType, parent, state)
 	if state == api.Idle {
 		essential = true
 		r := s.requests.AwaitingIdle(parent)

@@ -128,7 +128,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		Logger:        s.logger,
 	})
 	c.send = c.conn.Send
-	if fresh && s.clock.State() != api.Starting { // otherwise the kernel's own first status follows
+	if fresh && s.use.State() != api.Starting { // otherwise the kernel's own first status follows
 		// JupyterLab leaves the first connection of its session unread. So each one gets the status until one is used.
 		c.send(s.presentStatusLocked())
 	}
@@ -172,7 +172,7 @@ func (s *Supervisor) leave(c *clientConn) {
 func (s *Supervisor) detachLocked(c *clientConn, end session.End) {
 	now := s.now()
 	if s.sessions.Detach(c.attachment, end, now) {
-		s.lastLeft = now
+		s.use.Left = now
 	}
 }
 

@@ -88,7 +88,7 @@ type savedFacts struct {
 }
 
 func (s *Supervisor) factsLocked() facts {
-	c, idle := &s.clock, s.clock.Idle()
+	c, idle := &s.use, s.use.Idle()
 	size, limit := s.log.Sizes()
 	return facts{
 		status: statusFacts{
@@ -99,10 +99,10 @@ func (s *Supervisor) factsLocked() facts {
 			node:        s.nodeNotice,
 			silent:      s.heartbeatMissed,
 			connections: s.sessions.Active(),
-			keepUntil:   s.keepUntil,
+			keepUntil:   s.use.KeepUntil,
 			process:     s.process,
 			logFull:     api.LogNearlyFull(size, limit),
-			gpus:        s.gpus.wakes,
+			gpus:        s.use.GPUs.Wakes,
 			warm:        s.assign.warm,
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.endShown},
@@ -110,14 +110,14 @@ func (s *Supervisor) factsLocked() facts {
 			clock:       c.Version(),
 			state:       c.State(),
 			connections: s.sessions.Active(),
-			left:        s.lastLeft,
-			keepUntil:   s.keepUntil,
-			computes:    s.computes,
+			left:        s.use.Left,
+			keepUntil:   s.use.KeepUntil,
+			computes:    s.use.Computes,
 		},
 		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), prompts: s.prompts.Version(),
 			activity: c.LastActivity(),
-			started:  s.started, idle: idle, left: s.lastLeft, connected: s.sessions.Active() > 0, keepUntil: s.keepUntil,
-			gpus: s.gpus.use.Measured / gpuSave},
+			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.sessions.Active() > 0, keepUntil: s.use.KeepUntil,
+			gpus: s.use.GPUs.Sum.Measured / gpuSave},
 	}
 }
 

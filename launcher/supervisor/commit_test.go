@@ -23,18 +23,18 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 	}{
 		{"no change", func(*Supervisor) {}, false, false, false},
 		{"a reason", func(s *Supervisor) { s.reason = "x" }, true, false, false},
-		{"a state", func(s *Supervisor) { s.clock.Reset(api.Busy) }, true, true, true},
+		{"a state", func(s *Supervisor) { s.use.Reset(api.Busy) }, true, true, true},
 		{"a missed heartbeat", func(s *Supervisor) { s.heartbeatMissed = true }, true, false, false},
-		{"keep until", func(s *Supervisor) { s.keepUntil = now }, true, true, true},
+		{"keep until", func(s *Supervisor) { s.use.KeepUntil = now }, true, true, true},
 		{"a request", func(s *Supervisor) { s.addRequestLocked(&requests.Request{ID: "1", Type: "execute_request"}) }, false,
 			true, true},
-		{"the beginning of a request", func(s *Supervisor) { s.clock.Observe("status", cell, api.Busy) }, true, true, false},
-		{"output", func(s *Supervisor) { s.clock.Observe("stream", jupyter.Header{}, "") }, true, false, false},
+		{"the beginning of a request", func(s *Supervisor) { s.use.Observe("status", cell, api.Busy) }, true, true, false},
+		{"output", func(s *Supervisor) { s.use.Observe("stream", jupyter.Header{}, "") }, true, false, false},
 		{"a log that is nearly full", func(s *Supervisor) {
 			s.log.SetLimit(100)
 			s.log.Append(allSessions, jupyter.Message{}, false)
 		}, true, false, false},
-		{"use", func(s *Supervisor) { s.computes = true }, false, true, false},
+		{"use", func(s *Supervisor) { s.use.Computes = true }, false, true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := api.Config{LogLimit: 1 << 20, Cull: api.Cull{IdleTimeout: time.Hour}}
@@ -70,8 +70,8 @@ func TestSupervisor_SavesActivity(t *testing.T) {
 	now := time.Now()
 	s := New(api.Config{LogLimit: 1 << 20}, "test", slog.New(slog.DiscardHandler))
 	s.now = func() time.Time { return now }
-	s.clock = activity.NewClock(s.now, &s.cfg.Cull)
-	s.clock.Ready()
+	s.use = activity.NewUse(s.now, &s.cfg.Cull)
+	s.use.Ready()
 	s.committed = s.factsLocked()
 	s.stateFile = savedstate.NewFile(t.TempDir())
 	for _, step := range []struct {
@@ -80,7 +80,7 @@ func TestSupervisor_SavesActivity(t *testing.T) {
 	}{{activitySave / 2, false}, {activitySave, true}} {
 		now = now.Add(step.after)
 		s.mu.Lock()
-		s.clock.Observe("comm_msg", jupyter.Header{}, "")
+		s.use.Observe("comm_msg", jupyter.Header{}, "")
 		s.mu.Unlock()
 		if got := s.stateFile.Dirty(); got != step.saved {
 			t.Errorf("after %v: saved is %v", step.after, got)
@@ -98,7 +98,7 @@ func TestSupervisor_CommitOfActivity(t *testing.T) {
 		change := s.change
 		s.mu.Lock()
 		if output {
-			s.clock.Observe("stream", jupyter.Header{}, "")
+			s.use.Observe("stream", jupyter.Header{}, "")
 		}
 		s.mu.Unlock()
 		return change != s.change

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,27 +13,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
-
-// usageLocked returns the values that decide when the kernel is culled. polling reports that all requests in progress
-// may be polls. Users are then shown the plan without these requests.
-func (s *Supervisor) usageLocked() (u activity.Usage, polling bool) {
-	u, polling = s.clock.Usage()
-	u.Busy = u.Busy || s.computes
-	u.Started, u.Connected, u.Left, u.KeepUntil = s.started, s.sessions.Active() > 0, s.lastLeft, s.keepUntil
-	return u, polling && !s.computes
-}
-
-// shownPlanLocked returns the plan that users are shown.
-func (s *Supervisor) shownPlanLocked() activity.Plan {
-	u, polling := s.usageLocked()
-	if polling {
-		u.Busy = false
-	}
-	if s.clock.State() == api.Dead {
-		return activity.Plan{}
-	}
-	return activity.Next(&s.cfg.Cull, u)
-}
 
 // checkCull returns why the kernel is to be culled now, and for which limit. Otherwise reason is "", and pause is the
 // time until the next check if nothing happens. It updates what notebooks show.
@@ -44,11 +24,10 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 	if s.assign.warm {
 		return "", "", pause // it waits for its owner
 	}
-	u, _ := s.usageLocked()
-	if p := activity.Next(cull, u); !p.At.IsZero() && !now.Before(p.At) {
+	if p, due := s.use.Due(s.sessions.Active() > 0); due {
 		return p.Reason(now), p.Limit, 0
 	}
-	shown := s.shownPlanLocked()
+	shown := s.use.Plan(s.sessions.Active() > 0)
 	s.endShown = shown.At
 	switch {
 	case shown.At.IsZero():
@@ -57,8 +36,8 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 		s.showWarningLocked(shown)
 	default:
 		text := ""
-		if now.Before(s.keepUntil) {
-			text = "This kernel is kept until " + shownTime(s.keepUntil) + "."
+		if now.Before(s.use.KeepUntil) {
+			text = "This kernel is kept until " + shownTime(s.use.KeepUntil) + "."
 		}
 		s.endWarningLocked(text)
 	}
@@ -166,33 +145,14 @@ func (s *Supervisor) patchKernel(w http.ResponseWriter, r *http.Request) error {
 func (s *Supervisor) keep(until time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cull, now := &s.cfg.Cull, s.now()
-	most, ends := now.Add(cull.KeepLimit), s.started.Add(cull.MaxAge)
-	switch {
-	case s.clock.State() == api.Dead:
+	if s.use.State() == api.Dead {
 		return httpError{http.StatusConflict, "the kernel is dead"}
-	case until.IsZero():
-	case !until.After(now):
-		return httpError{http.StatusBadRequest, "keep_until is in the past"}
-	case cull.KeepLimit == 0:
-		return httpError{http.StatusForbidden, "kernels cannot be kept here"}
-	case until.After(most):
-		return httpError{http.StatusForbidden, fmt.Sprintf("keep_until can be at most %s from now, which is %s",
-			cull.KeepLimit, most.UTC().Format(time.RFC3339))}
-	case cull.MaxAge > 0 && until.After(ends):
-		return httpError{http.StatusForbidden,
-			fmt.Sprintf("no kernel runs for longer than %s here: keep_until can be at most %s",
-				cull.MaxAge, ends.UTC().Format(time.RFC3339))}
 	}
-	s.keepUntil = until.UTC()
+	switch err := s.use.Keep(until); {
+	case errors.Is(err, activity.ErrPast):
+		return httpError{http.StatusBadRequest, err.Error()}
+	case err != nil:
+		return httpError{http.StatusForbidden, err.Error()}
+	}
 	return nil
-}
-
-// keptUntilLocked returns the time until which the owner keeps the kernel. It is zero if that time is over or the
-// kernel is dead.
-func (s *Supervisor) keptUntilLocked() time.Time {
-	if s.clock.State() == api.Dead || !s.now().Before(s.keepUntil) {
-		return time.Time{}
-	}
-	return s.keepUntil
 }

@@ -33,11 +33,11 @@ func newIdling(t *testing.T, cull api.Cull) *idling {
 	}
 	i.s = New(cfg, "test", quiet())
 	i.s.now = func() time.Time { return idlingBegin.Add(i.at) }
-	i.s.clock = activity.NewClock(i.s.now, &i.s.cfg.Cull)
-	i.s.started = idlingBegin
+	i.s.use = activity.NewUse(i.s.now, &i.s.cfg.Cull)
+	i.s.use.Started = idlingBegin
 	i.b = &bridge{subscribed: true, ready: true}
 	i.s.bridge = i.b
-	i.s.clock.Ready()
+	i.s.use.Ready()
 	return i
 }
 
@@ -285,8 +285,8 @@ func TestCull_More(t *testing.T) {
 			return all
 		}, hour, "it was idle for 1h0m0s"},
 		{"a kernel that starts is not idle", api.Cull{IdleTimeout: hour}, func(i *idling) []happening {
-			i.s.clock.Reset(api.Starting)
-			return []happening{{3 * hour, func() { i.s.mu.Lock(); defer i.s.mu.Unlock(); i.s.clock.Ready() }}}
+			i.s.use.Reset(api.Starting)
+			return []happening{{3 * hour, func() { i.s.mu.Lock(); defer i.s.mu.Unlock(); i.s.use.Ready() }}}
 		}, 4 * hour, "it was idle for 1h0m0s"},
 		{"a new page does not count", api.Cull{IdleTimeout: hour}, func(i *idling) []happening {
 			return []happening{{minute, func() { i.connects("ann") }}}
@@ -309,12 +309,12 @@ func TestCull_More(t *testing.T) {
 			return []happening{{23 * hour, i.status("execute_request", "1", api.Busy)}}
 		}, 24 * hour, "it was running for 24h0m0s, as long as kernels may here"},
 		{"processes that compute", api.Cull{IdleTimeout: hour, CPU: 0.5, Warning: 5 * minute}, func(i *idling) []happening {
-			i.s.computes = true
+			i.s.use.Computes = true
 			return []happening{{3 * hour, func() {
 				i.s.mu.Lock()
 				defer i.s.mu.Unlock()
-				i.s.computes = false
-				i.s.clock.Worked()
+				i.s.use.Computes = false
+				i.s.use.Worked()
 			}}}
 		}, 3*hour + 5*minute, "it was idle for 3h5m0s"},
 		{"kept", api.Cull{IdleTimeout: hour, KeepLimit: 10 * hour}, keeps(minute, 8*hour), 8 * hour,

@@ -89,7 +89,7 @@ func FuzzMessage(f *testing.F) {
 func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly bool, kind int, data []byte) {
 	logged := &bytes.Buffer{}
 	s := New(api.Config{LogLimit: 1 << 20}, "test", loggerTo(logged))
-	s.clock.Reset(state)
+	s.use.Reset(state)
 	s.reason, s.kernelInfo = "it \"ended\"", json.RawMessage(`{"status":"ok"}`)
 	var sent []*messagelog.Entry
 	c := &clientConn{s: s, framing: fr, readOnly: readOnly, send: func(messages ...jupyter.Message) {

@@ -148,7 +148,7 @@ func TestTakeSamples(t *testing.T) {
 	at := time.Unix(1_000_000, 0)
 	s.now = func() time.Time { return at }
 	p := &sampledProcess{}
-	wakes := s.gpus.wakes
+	wakes := s.use.GPUs.Wakes
 	sample := func(use float64, memory int64) *api.GPU {
 		at = at.Add(10 * time.Second)
 		d := gpu.Sample{UUID: "GPU-1", MemoryTotal: 16 << 30, MemoryUsed: memory}
@@ -156,15 +156,15 @@ func TestTakeSamples(t *testing.T) {
 			d.Utilization = &use
 		}
 		p.tally.Add(gpu.Samples{Seconds: 10, Devices: []gpu.Sample{d}}, at.Add(-10*time.Second), at)
-		s.takeSamples(p)
+		(&life{s: s, proc: p}).takeSamples()
 		return &s.model().GPU[0]
 	}
 	woken := func(what string, want bool) {
 		t.Helper()
-		if got := s.gpus.wakes != wakes; got != want {
+		if got := s.use.GPUs.Wakes != wakes; got != want {
 			t.Errorf("%s: woken %v", what, got)
 		}
-		wakes = s.gpus.wakes
+		wakes = s.use.GPUs.Wakes
 	}
 	began := sample(0.5, 1<<30)
 	woken("first", true)
@@ -191,15 +191,15 @@ func TestTakeSamples(t *testing.T) {
 	at = at.Add(-9 * time.Second)
 	sample(0.9, 2<<30)
 	woken("busy again, too soon", false)
-	if use := s.gpus.use; use.Measured.Round(time.Second) != 51*time.Second ||
+	if use := s.use.GPUs.Sum; use.Measured.Round(time.Second) != 51*time.Second ||
 		math.Abs(use.Busy.Seconds()-(5+5.2+9+9+0.9)) > 0.01 {
 		t.Errorf("got %+v", use)
 	}
 	// What was measured survives the supervisor.
 	saved, next := s.savedStateLocked(), New(api.Config{LogLimit: 1 << 20}, "test", slog.New(slog.DiscardHandler))
 	next.restoreUseLocked(saved.Use, true)
-	if next.gpus.use != s.gpus.use {
-		t.Errorf("restored %+v, not %+v", next.gpus.use, s.gpus.use)
+	if next.use.GPUs.Sum != s.use.GPUs.Sum {
+		t.Errorf("restored %+v, not %+v", next.use.GPUs.Sum, s.use.GPUs.Sum)
 	}
 }
 
@@ -227,7 +227,7 @@ func TestTakeSamples_Long(t *testing.T) {
 		at = at.Add(time.Minute)
 		s.now = func() time.Time { return at }
 		p.tally.Add(step.samples, at, at)
-		s.takeSamples(p)
+		(&life{s: s, proc: p}).takeSamples()
 		st, _ := s.currentStatus()
 		b, err := json.Marshal(st)
 		if err != nil || len(b) > 48<<10 || len(st.GPU) != step.shown {

@@ -49,7 +49,7 @@ func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func(
 // One does not: it may have been sent at the cell's end, and have overtaken the last status.
 func (s *Supervisor) noteBeatLocked(b *bridge, asked time.Time) {
 	cell := ""
-	if r := s.runningCellLocked(); r != nil && s.clock.BusySince(r.ID, r.Type).Before(asked) {
+	if r := s.runningCellLocked(); r != nil && s.use.BusySince(r.ID, r.Type).Before(asked) {
 		cell = r.ID
 	}
 	s.beatsInCells = s.beatsInCells || cell != "" && cell == b.beatCell
@@ -59,7 +59,7 @@ func (s *Supervisor) noteBeatLocked(b *bridge, asked time.Time) {
 // mayBeDeafLocked reports whether the kernel may be alive and yet answer nothing, since it computes and may have one
 // thread. Its sockets accept connections all the same.
 func (s *Supervisor) mayBeDeafLocked() bool {
-	return s.bridge != nil && s.clock.State() == api.Busy && !s.beatsInCells
+	return s.bridge != nil && s.use.State() == api.Busy && !s.beatsInCells
 }
 
 // setSilentLocked notes whether the kernel's process answers heartbeats.

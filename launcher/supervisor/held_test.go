@@ -94,7 +94,7 @@ func TestSupervisor_HeldByLost(t *testing.T) {
 	s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
 	s.SetHeld([]*os.File{f})
 	(&life{s: s, proc: lostProcess{}}).finish(&outcome{})
-	s.giveBack()
+	s.recordEnding(api.Ending{Reason: "its process was lost"})
 	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("the lock is released: %v", err)
 	}

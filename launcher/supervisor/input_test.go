@@ -237,7 +237,7 @@ func TestInput_OthersGetNone(t *testing.T) {
 // only if the supervisor may have missed the prompt.
 func TestInput_UnknownPrompt(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20, Owner: "ann"}, "test", quiet())
-	s.clock.Ready()
+	s.use.Ready()
 	clients := map[string]*clientConn{}
 	for _, user := range []string{"ann", "bob"} {
 		clients[user] = &clientConn{s: s, user: user, send: func(...jupyter.Message) {}}
@@ -255,7 +255,7 @@ func TestInput_UnknownPrompt(t *testing.T) {
 	for _, user := range []string{"bob", "ann"} {
 		m := jupyter.New(jupyter.Shell, "execute_request", user, nil, struct{}{})
 		s.registerLocked(clients[user].session, &m, jupyter.Header{MsgID: user, MsgType: "execute_request"})
-		s.clock.Observe("status", jupyter.Header{MsgID: user, MsgType: "execute_request"}, api.Busy)
+		s.use.Observe("status", jupyter.Header{MsgID: user, MsgType: "execute_request"}, api.Busy)
 		if passes("ann") != (user == "ann") || passes("bob") {
 			t.Errorf("while %s's cell runs: ann's passes %v, bob's %v", user, passes("ann"), passes("bob"))
 		}

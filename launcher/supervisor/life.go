@@ -114,10 +114,10 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	defer l.proof.Stop()
 	defer l.nextLook.Stop()
 	defer l.disconnect()
-	s.watchGPUs(proc)
+	l.watchGPUs()
 	l.connect(ctx)
 	l.watch(ctx, &out)
-	s.takeSamples(proc)
+	l.takeSamples()
 	return out
 }
 
@@ -210,7 +210,7 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 				return
 			}
 		case <-l.s.gpusSampled:
-			l.s.takeSamples(l.proc)
+			l.takeSamples()
 		case <-l.s.memoryDue:
 			l.proc.MeasureMemory()
 		case b := <-l.next:
@@ -263,7 +263,7 @@ func (s *Supervisor) explainSilence() bool {
 	case s.bridge != nil && s.bridge.ready:
 	case s.mayBeDeafLocked():
 		return false
-	case s.clock.State() == api.Starting || s.clock.State() == api.Restarting:
+	case s.use.State() == api.Starting || s.use.State() == api.Restarting:
 		s.reason = "the kernel's program is running but has not answered yet"
 	default:
 		s.reason = "the connection to the kernel broke, and its program does not answer on a new one"
@@ -393,17 +393,17 @@ func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 	s.epoch++
 	s.stopping = false
 	s.noteProcessLocked(proc)
-	s.reason, s.killReason, s.computes = "", "", activity.Measures(&s.cfg.Cull)
+	s.reason, s.killReason, s.use.Computes = "", "", activity.Measures(&s.cfg.Cull)
 	switch {
 	case op != nil:
-		s.clock.Reset(api.Starting)
+		s.use.Reset(api.Starting)
 		// A client that returns after a requested restart reads only the new life's messages.
 		s.floor = s.log.Tail()
 		for sess := range s.sessions.All() {
 			sess.Restart(s.floor)
 		}
-	case s.clock.State() == api.Restarting:
-		s.clock.Reset(api.Restarting)
+	case s.use.State() == api.Restarting:
+		s.use.Reset(api.Restarting)
 	}
 	s.showWaitingLocked()
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 )
 
@@ -39,8 +40,11 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 	if s.container == nil {
 		return s.serve(ctx, l)
 	}
-	switch ended, err := s.endedBefore(); {
-	case err != nil || ended:
+	switch ended, err := s.ending.Earlier(child.EndedFile(s.cfg.ChildSocket)); {
+	case ended:
+		s.logger.Info("the kernel has ended before")
+		fallthrough
+	case err != nil:
 		l.Close() //nolint:errcheck // nothing was sent
 		return err
 	}
@@ -54,7 +58,7 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 		s.container.Serve()
 	}()
 	err := s.serve(ctx, l)
-	s.container.Close(s.endingJSON)
+	s.container.Close(s.ending.JSON())
 	<-listening
 	return err
 }

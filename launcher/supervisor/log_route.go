@@ -97,5 +97,5 @@ func (s *Supervisor) ended() bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.clock.State() == api.Dead
+	return s.use.State() == api.Dead
 }

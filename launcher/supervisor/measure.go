@@ -50,9 +50,9 @@ func (l *life) measure() time.Duration {
 	}
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	l.s.computes = m.load.Computes()
-	if computed && !l.s.computes {
-		l.s.clock.Worked()
+	l.s.use.Computes = m.load.Computes()
+	if computed && !l.s.use.Computes {
+		l.s.use.Worked()
 	}
 	return m.measured.Add(cull.LookInterval()).Sub(now)
 }

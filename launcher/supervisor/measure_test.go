@@ -219,8 +219,8 @@ func TestLife_Measure(t *testing.T) {
 		step := func(after, next time.Duration, requested int, computes bool) {
 			t.Helper()
 			time.Sleep(after)
-			if got := l.measure(); got != next || len(p.requested) != requested || i.s.computes != computes {
-				t.Errorf("next in %v, requested %d times, computes %v", got, len(p.requested), i.s.computes)
+			if got := l.measure(); got != next || len(p.requested) != requested || i.s.use.Computes != computes {
+				t.Errorf("next in %v, requested %d times, computes %v", got, len(p.requested), i.s.use.Computes)
 			}
 		}
 		step(0, minute, 1, true) // not measured yet
@@ -245,7 +245,7 @@ func TestLife_Measure(t *testing.T) {
 		step(49*time.Second, minute, 9, true)
 		p.sees(0.05, "")
 		step(11*time.Second, 49*time.Second, 9, false)
-		if at := i.s.clock.Idle().LongWork; !at.Equal(i.s.now()) {
+		if at := i.s.use.Idle().LongWork; !at.Equal(i.s.now()) {
 			t.Errorf("it has worked until %v", at)
 		}
 		if n := strings.Count(logged.String(), "level=WARN"); n != 3 || strings.Contains(logged.String(), "unrequested") {

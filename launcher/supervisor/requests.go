@@ -57,7 +57,7 @@ func (s *Supervisor) addRequestLocked(r *requests.Request) {
 		s.cellBegan = s.now()
 	}
 	s.requests.Add(r)
-	s.clock.Await(r.ID, r.Type)
+	s.use.Await(r.ID, r.Type)
 }
 
 // noteNextCellLocked notes that a cell has ended with the message idle, and that the next one begins if one waits. The
@@ -76,12 +76,12 @@ func (s *Supervisor) noteNextCellLocked(ended *requests.Request, idle *jupyter.M
 
 func (s *Supervisor) finishLocked(r *requests.Request) {
 	s.requests.Finish(r)
-	s.clock.Forget(r.ID, r.Type)
+	s.use.Forget(r.ID, r.Type)
 }
 
 // runningCellLocked returns the execute_request that runs according to the statuses, or nil.
 func (s *Supervisor) runningCellLocked() *requests.Request {
-	return s.requests.RunningCell(s.clock.IsBusy)
+	return s.requests.RunningCell(s.use.IsBusy)
 }
 
 // stampLocked returns the marks of an entry that is appended to the log. Entries are appended with the lock held.

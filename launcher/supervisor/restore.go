@@ -22,23 +22,23 @@ func (s *Supervisor) savedState() ([]byte, error) {
 
 func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 	b.Epoch = s.epoch
-	if s.cfg.Identity == "" {
+	if s.cfg.Secret.Identity == "" {
 		b.Identity = s.identity
 	}
-	idle, now := s.clock.Idle(), s.now()
+	idle, now := s.use.Idle(), s.now()
 	b.Use = savedstate.Use{
 		SavedAt:      now.UTC(),
 		SinceBoot:    s.sinceBoot(),
-		Started:      toSave(s.started, now),
-		IdleSince:    toSave(idle.Since, now),
-		LongWork:     toSave(idle.LongWork, now),
-		LastActivity: s.clock.LastActivity().UTC(),
-		Left:         toSave(s.lastLeft, now),
+		Started:      savedstate.Time(s.use.Started, now),
+		IdleSince:    savedstate.Time(idle.Since, now),
+		LongWork:     savedstate.Time(idle.LongWork, now),
+		LastActivity: s.use.LastActivity().UTC(),
+		Left:         savedstate.Time(s.use.Left, now),
 		Connected:    s.sessions.Active() > 0,
-		KeepUntil:    s.keepUntil,
+		KeepUntil:    s.use.KeepUntil,
 		CellBegan:    s.cellBegan,
 		Starting:     idle.Starting,
-		GPU:          s.gpus.use,
+		GPU:          s.use.GPUs.Sum,
 	}
 	keys := make(map[uint64]string, s.sessions.Len())
 	for sess := range s.sessions.All() {
@@ -53,7 +53,7 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 		}
 		h := &savedstate.Request{Session: keys[r.Session], ID: r.ID, Channel: r.Channel, Type: r.Type,
 			Header: r.Header, Cell: r.Cell, Main: r.Main, Replied: r.Replied, Idled: r.Idled}
-		h.Since = toSave(s.clock.BusySince(r.ID, r.Type), now)
+		h.Since = savedstate.Time(s.use.BusySince(r.ID, r.Type), now)
 		if p := s.prompts.Of(r); p != nil {
 			h.Prompt = savedstate.NewPrompt(&p.Message)
 		}
@@ -93,7 +93,7 @@ func (s *Supervisor) restore(kernel fate) {
 	defer s.mu.Unlock()
 	s.adopted = true
 	s.recordFateLocked(kernel)
-	if len(saved.Identity) > 0 && s.cfg.Identity == "" {
+	if len(saved.Identity) > 0 && s.cfg.Secret.Identity == "" {
 		s.identity = saved.Identity
 	}
 	s.epoch = max(s.epoch, saved.Epoch+1) // beginLife counts this life
@@ -105,7 +105,7 @@ func (s *Supervisor) restore(kernel fate) {
 	}
 	if lives {
 		s.cellBegan = saved.Use.CellBegan
-		s.adoptRunningLocked(saved.Requests, s.pastLocked(saved.Use))
+		s.adoptRunningLocked(saved.Requests, savedstate.NewPast(saved.Use, s.now(), s.sinceBoot()))
 		return
 	}
 	if kernel == died {
@@ -188,75 +188,28 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	if u.Started.IsZero() {
 		return // the previous supervisor has not saved it
 	}
-	p := s.pastLocked(u)
-	s.started, s.keepUntil, s.gpus.use = p.at(u.Started), u.KeepUntil, u.GPU
+	p := savedstate.NewPast(u, s.now(), s.sinceBoot())
+	s.use.Started, s.use.KeepUntil, s.use.GPUs.Sum = p.At(u.Started), u.KeepUntil, u.GPU
 	if !lives || u.Starting {
 		return
 	}
-	shown := past{now: p.now, savedAt: p.now} // users see the same time as before
-	s.clock.Resume(activity.Idle{Since: p.at(u.IdleSince), LongWork: p.at(u.LongWork)}, shown.at(u.LastActivity))
-	s.lastLeft = p.at(u.Left)
+	s.use.Resume(activity.Idle{Since: p.At(u.IdleSince), LongWork: p.At(u.LongWork)}, p.Shown(u.LastActivity))
+	s.use.Left = p.At(u.Left)
 	if u.Connected {
-		s.lastLeft = p.now // its connections ended with the previous supervisor
+		s.use.Left = p.Now // its connections ended with the previous supervisor
 	}
-}
-
-// clockStep is the least difference between clocks that counts as a step of the wall clock. Without a step, users see
-// exactly the same times as before: two clocks are never read at the same moment.
-const clockStep = time.Second
-
-// toSave returns a time for the saved state. If the wall clock has stepped since t, it returns the present wall time
-// minus the time that has passed by the monotonic clock.
-func toSave(t, now time.Time) time.Time {
-	passed, shown := now.Sub(t), now.Round(0).Sub(t.Round(0))
-	if t.IsZero() || (passed-shown).Abs() < clockStep {
-		return t.UTC()
-	}
-	return now.Add(-passed).UTC()
-}
-
-// past turns times that the previous supervisor has saved into times of this supervisor's clock.
-//
-// The wall clock may have stepped since. So the time from the save until now is measured by the clock since boot, which
-// both supervisors share. After a boot that clock is younger. It then shows less time than has passed, or none, so that
-// no kernel is ended early. The state of an older release has only wall times.
-type past struct {
-	now     time.Time
-	savedAt time.Time
-	since   time.Duration // from savedAt to now
-}
-
-func (s *Supervisor) pastLocked(u savedstate.Use) past {
-	now := s.now()
-	if u.SavedAt.IsZero() {
-		return past{now: now, savedAt: now}
-	}
-	p := past{now: now, savedAt: u.SavedAt, since: max(0, s.sinceBoot()-u.SinceBoot)}
-	if shown := now.Sub(u.SavedAt); (p.since - shown).Abs() < clockStep {
-		p.since = shown
-	}
-	return p
-}
-
-// at returns a saved time with a reading of the monotonic clock. From then on a step of the wall clock makes no kernel
-// older, or idle for longer. The time is never in the future.
-func (p past) at(saved time.Time) time.Time {
-	if saved.IsZero() {
-		return saved
-	}
-	return p.now.Add(min(0, saved.Sub(p.savedAt)-p.since))
 }
 
 // adoptRunningLocked marks the oldest restored cell as running, since the kernel sends no status before its end.
 // Requests to subshells have no order relative to the supervisor's own, and are given up.
-func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request, p past) {
+func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request, p savedstate.Past) {
 	if r := s.requests.OldestCell(); r != nil {
 		var since time.Time
 		if at := slices.IndexFunc(left,
 			func(h *savedstate.Request) bool { return h.ID == r.ID && !h.Since.IsZero() }); at >= 0 {
-			since = p.at(left[at].Since)
+			since = p.At(left[at].Since)
 		}
-		s.clock.Adopt(r.ID, r.Type, since)
+		s.use.Adopt(r.ID, r.Type, since)
 	}
 	for r := range s.requests.Open() {
 		switch {

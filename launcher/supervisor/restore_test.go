@@ -19,14 +19,14 @@ func TestRestoreUse_Monotonic(t *testing.T) {
 		Left: ago(2 * time.Hour)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if idle := s.clock.Idle(); !monotonic(s.started) || !monotonic(idle.Since) || !monotonic(s.clock.LastActivity()) {
-		t.Errorf("started %v, idle since %v, last activity %v", s.started, idle.Since, s.clock.LastActivity())
+	if idle := s.use.Idle(); !monotonic(s.use.Started) || !monotonic(idle.Since) || !monotonic(s.use.LastActivity()) {
+		t.Errorf("started %v, idle since %v, last activity %v", s.use.Started, idle.Since, s.use.LastActivity())
 	}
 	s.restoreUseLocked(saved, true)
-	idle := s.clock.Idle()
+	idle := s.use.Idle()
 	for name, pair := range map[string][2]time.Time{
-		"started": {s.started, saved.Started}, "idle": {idle.Since, saved.IdleSince},
-		"long work": {idle.LongWork, saved.LongWork}, "left": {s.lastLeft, saved.Left}} {
+		"started": {s.use.Started, saved.Started}, "idle": {idle.Since, saved.IdleSince},
+		"long work": {idle.LongWork, saved.LongWork}, "left": {s.use.Left, saved.Left}} {
 		got, want := pair[0], pair[1]
 		if !monotonic(got) {
 			t.Errorf("%s: %v has no reading of the monotonic clock", name, got)
@@ -61,16 +61,16 @@ func TestRestoreUse_ClockSteps(t *testing.T) {
 			supervisor := func(sinceBoot time.Duration) *Supervisor {
 				s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
 				s.now, s.sinceBoot = func() time.Time { return now }, func() time.Duration { return sinceBoot }
-				s.clock = activity.NewClock(s.now, &s.cfg.Cull)
-				s.clock.Ready()
-				s.started = now
+				s.use = activity.NewUse(s.now, &s.cfg.Cull)
+				s.use.Ready()
+				s.use.Started = now
 				return s
 			}
 			first := supervisor(boot)
 			now = begin.Add(before)
 			first.mu.Lock()
 			use := first.savedStateLocked().Use
-			active := first.clock.LastActivity()
+			active := first.use.LastActivity()
 			first.mu.Unlock()
 			if tc.older {
 				use.SavedAt, use.SinceBoot = time.Time{}, 0
@@ -81,7 +81,7 @@ func TestRestoreUse_ClockSteps(t *testing.T) {
 			second.mu.Lock()
 			defer second.mu.Unlock()
 			second.restoreUseLocked(use, true)
-			for what, since := range map[string]time.Time{"idle": second.clock.Idle().Since, "started": second.started} {
+			for what, since := range map[string]time.Time{"idle": second.use.Idle().Since, "started": second.use.Started} {
 				if got := now.Sub(since); got != tc.idle {
 					t.Errorf("%s %v ago, want %v", what, got, tc.idle)
 				}
@@ -89,7 +89,7 @@ func TestRestoreUse_ClockSteps(t *testing.T) {
 			if active.After(now) {
 				active = now
 			}
-			if got := second.clock.LastActivity(); !got.Equal(active) {
+			if got := second.use.LastActivity(); !got.Equal(active) {
 				t.Errorf("last activity is %v, want %v", got, active)
 			}
 		})

@@ -149,16 +149,16 @@ func (s *Supervisor) model() api.Model {
 	m := api.Model{
 		ID:             s.cfg.KernelID,
 		Name:           s.cfg.SpecName,
-		LastActivity:   s.clock.LastActivity().UTC().Format(api.TimeFormat),
-		ExecutionState: s.clock.State(),
+		LastActivity:   s.use.LastActivity().UTC().Format(api.TimeFormat),
+		ExecutionState: s.use.State(),
 		Connections:    s.sessions.Active(),
 		Reason:         s.shownReasonLocked(),
 	}
-	m.GPU, m.Memory = s.gpusLocked(), s.memoryLocked().Bytes
-	if at := s.shownPlanLocked().At; !at.IsZero() {
+	m.GPU, m.Memory = s.use.Held(), s.memoryLocked().Bytes
+	if at := s.use.Plan(s.sessions.Active() > 0).At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
 	}
-	if until := s.keptUntilLocked(); !until.IsZero() {
+	if until := s.use.Kept(); !until.IsZero() {
 		m.KeepUntil = until.Format(api.TimeFormat)
 	}
 	return m
@@ -288,21 +288,21 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		KernelID:     s.cfg.KernelID,
 		PID:          os.Getpid(),
 		Epoch:        s.epoch,
-		State:        s.clock.State(),
+		State:        s.use.State(),
 		Reason:       s.shownReasonLocked(),
-		LastActivity: s.clock.LastActivity().UTC(),
-		Computes:     s.computes,
+		LastActivity: s.use.LastActivity().UTC(),
+		Computes:     s.use.Computes,
 		NodeNotice:   s.nodeNotice,
 		Connections:  s.sessions.Active(),
-		CullAt:       s.shownPlanLocked().At.UTC(),
-		KeepUntil:    s.keptUntilLocked(),
+		CullAt:       s.use.Plan(s.sessions.Active() > 0).At.UTC(),
+		KeepUntil:    s.use.Kept(),
 		LogBytes:     size,
 		LogLimit:     limit,
 		Counts:       s.countsLocked(),
-		GPU:          s.gpusLocked(),
-		GPUUse:       s.gpus.use,
+		GPU:          s.use.Held(),
+		GPUUse:       s.use.GPUs.Sum,
 		GPUs:         len(s.cfg.GPUSamples.Devices),
-		Started:      s.started.UTC(),
+		Started:      s.use.Started.UTC(),
 		Warm:         s.assign.warm,
 		Memory:       s.memoryLocked().Bytes,
 	}

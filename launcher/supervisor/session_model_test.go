@@ -65,7 +65,7 @@ func TestSession_Model(t *testing.T) {
 		now := time.Unix(1e9, 0)
 		s := New(cfg, "test", slog.New(slog.DiscardHandler))
 		s.now = func() time.Time { return now }
-		s.clock.Ready()
+		s.use.Ready()
 		type entry struct {
 			to *session.Session
 			n  int
@@ -235,7 +235,7 @@ func TestSession_Model(t *testing.T) {
 				rarely(t)
 				s.beginLife(nil, &operation{})
 				s.mu.Lock()
-				s.clock.Ready()
+				s.use.Ready()
 				s.mu.Unlock()
 				for _, sess := range sessions {
 					sess.floor, sess.resume = tail(), tail()

@@ -63,8 +63,8 @@ func TestSharing_SameID(t *testing.T) {
 				eventually(t, "the owner's cell runs, and no other request is open", func() bool {
 					r.s.mu.Lock()
 					defer r.s.mu.Unlock()
-					u, _ := r.s.clock.Usage()
-					return u.Busy && r.s.clock.State() == api.Busy && r.s.requests.Len() == 1
+					u, _ := r.s.use.Usage()
+					return u.Busy && r.s.use.State() == api.Busy && r.s.requests.Len() == 1
 				})
 				m := jupyter.New(jupyter.Stdin, "input_reply", "a", nil, map[string]string{"value": "Ann"})
 				ann.sendMessage(&m)
@@ -196,7 +196,7 @@ func TestSharing_Asked(t *testing.T) {
 func TestSharing_RejectedAgain(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	r.s.mu.Lock()
-	r.s.clock.Reset(api.Dead)
+	r.s.use.Reset(api.Dead)
 	r.s.mu.Unlock()
 	c := r.dial(dialOption{session: "a", relay: true})
 	for range 2 {
@@ -206,8 +206,8 @@ func TestSharing_RejectedAgain(t *testing.T) {
 			t.Errorf("got %s", reply.Content)
 		}
 		r.s.mu.Lock()
-		r.s.clock.Reset(api.Starting)
-		r.s.clock.Ready()
+		r.s.use.Reset(api.Starting)
+		r.s.use.Ready()
 		r.s.mu.Unlock()
 	}
 }

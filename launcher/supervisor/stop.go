@@ -107,7 +107,7 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 // An idle kernel gets no interrupt. interruptRunning reports whether the process has ended.
 func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool) {
 	s.mu.Lock()
-	if !s.clock.Works() {
+	if !s.use.Works() {
 		s.mu.Unlock()
 		return false
 	}
@@ -145,7 +145,7 @@ func (s *Supervisor) signal(proc kernelProcess, sig syscall.Signal) {
 // noteRestLocked wakes interruptRunning when the kernel works on no request any more.
 func (s *Supervisor) noteRestLocked() {
 	i := s.interruption
-	if i == nil || s.clock.Works() {
+	if i == nil || s.use.Works() {
 		return
 	}
 	select {

@@ -47,6 +47,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/cells"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/ending"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
@@ -109,12 +110,10 @@ type Supervisor struct {
 	lost       atomic.Int64 // messages that clients have missed, by the notices they got
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
-	identity    []byte                  // by which the kernel's sockets know the supervisor; written with mu held
-	endingJSON  []byte                  // the last Ending that was written, in JSON
+	identity    []byte // by which the kernel's sockets know the supervisor; written with mu held
+	ending      ending.Record
 	launcherKey *enterprise.Key         // of the answers of launchers; nil: not made yet
 	expected    *enterprise.Expectation // of the life that launch has begun; nil: its connection is known
-	ownEnding   *api.Ending             // not nil: the Ending of a kernel that was culled or died
-	diedAt      time.Time               // when the first Ending of this end was written
 	inherited   savedstate.State        // what the previous supervisor has saved
 	replaces    bool                    // a restart was requested while no child was connected: its kernel is not adopted
 
@@ -128,7 +127,7 @@ type Supervisor struct {
 	clients  map[*clientConn]struct{}
 	requests requests.Table
 	prompts  prompts.Table
-	clock    activity.Clock
+	use      activity.Use // which decides when the kernel is culled
 
 	// The present life of the kernel, and its last messages.
 	epoch            uint64              // number of the life
@@ -163,14 +162,9 @@ type Supervisor struct {
 	nodeNotice      string         // why the kernel's node will go away soon; "": it stays
 	nodeDisplays    []*cellDisplay // notices in cells about the node
 
-	// Use of the kernel, which decides when it is culled.
-	started   time.Time      // when the kernel was started first, or again after its end
-	lastLeft  time.Time      // when the last connection ended; zero: none has ended
-	keepUntil time.Time      // zero: the owner does not keep it
-	computes  bool           // its processes use more than Config.Cull.CPU or Config.Cull.GPU, or may
-	gpus      gpuState       // the GPUs that it holds
-	warnings  []*cellDisplay // notices in cells that the kernel will be culled
-	endShown  time.Time      // when the kernel will be culled, as it was shown last
+	// What users are shown of its culling.
+	warnings []*cellDisplay // notices in cells that the kernel will be culled
+	endShown time.Time      // when the kernel will be culled, as it was shown last
 
 	history     history.History // what its users can look up
 	memoryAsked time.Time       // when its memory was last measured at the end of a cell
@@ -207,8 +201,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	s.sessions = session.NewTable(s.orphanLocked)
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
 		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})
-	if cfg.Identity != "" {
-		s.identity = []byte(cfg.Identity)
+	if cfg.Secret.Identity != "" {
+		s.identity = []byte(cfg.Secret.Identity)
 	}
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
@@ -219,10 +213,10 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
+	s.ending = ending.New(&s.cfg)
 	s.readAssignment()
-	s.clock = activity.NewClock(s.nowLocked, &s.cfg.Cull)
-	s.started = s.clock.Idle().Since
-	s.history = history.New(s.started)
+	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
+	s.history = history.New(s.use.Started)
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
 	for _, c := range channels {
@@ -238,9 +232,16 @@ func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
 // must be called before Run.
 func (s *Supervisor) SetHeld(files []*os.File) { s.held = files }
 
-// giveBack releases the locks of the kernel's GPUs for all processes that have inherited them. The end must be on
-// record: without the record the parent starts another supervisor, and that the kernel.
-func (s *Supervisor) giveBack() {
+// recordEnding records the kernel's end. Then it releases the locks of the kernel's GPUs for all processes that have
+// inherited them. Without the record the parent starts another supervisor, and that the kernel: the locks stay then.
+func (s *Supervisor) recordEnding(e api.Ending) {
+	s.mu.Lock()
+	e.At, e.Started, e.GPUUse = s.now().UTC(), s.use.Started.UTC(), s.use.GPUs.Sum
+	s.mu.Unlock()
+	if err := s.ending.Write(e); err != nil {
+		s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
+		return
+	}
 	for _, f := range s.held {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
 			s.logger.Error("a lock of a GPU is not released", logkey.Err, err)
@@ -288,12 +289,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			op, crashes = next, 0
 			continue
 		}
-		if err := s.recordEnding(api.Ending{Reason: out.reason, Culled: out.culled != "",
-			CulledFor: out.culled}); err != nil {
-			s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
-		} else {
-			s.giveBack()
-		}
+		s.recordEnding(api.Ending{Reason: out.reason, Culled: out.culled != "", CulledFor: out.culled})
 		s.announce(api.Dead, out.reason)
 		if warm {
 			s.endClients(out.reason)
@@ -304,7 +300,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 		}
 		crashes, retries = 0, 0
 		s.mu.Lock()
-		s.started, s.keepUntil, s.gpus.use = s.now(), time.Time{}, api.GPUUse{}
+		s.use.Again()
 		s.mu.Unlock()
 	}
 }
@@ -348,7 +344,7 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 			return nil
 		}
 		if !op.stop {
-			if err := s.removeEndingRecord(); err != nil {
+			if err := s.ending.Remove(); err != nil {
 				s.logger.Error("the record of the kernel's end cannot be removed", logkey.Err, err)
 			}
 			return op
@@ -364,13 +360,9 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 
 // endKernel records the end of a stopped kernel and ends its clients' connections.
 func (s *Supervisor) endKernel(op *operation) {
-	if err := s.recordEnding(api.Ending{Reason: op.reason, Stopped: true}); err != nil {
-		s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
-	} else {
-		s.giveBack()
-	}
+	s.recordEnding(api.Ending{Reason: op.reason, Stopped: true})
 	s.mu.Lock()
-	s.clock.Reset(api.Dead)
+	s.use.Reset(api.Dead)
 	s.reason = op.reason
 	s.mu.Unlock()
 	s.settle(op, nil)
@@ -389,7 +381,7 @@ func (s *Supervisor) announce(state api.State, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.logger.Warn("kernel "+string(state), logkey.Reason, reason)
-	s.clock.Reset(state)
+	s.use.Reset(state)
 	s.reason = ""
 	if state == api.Restarting {
 		s.history.Add(s.nowLocked(), api.TimelineDied, reason)

@@ -37,17 +37,17 @@ func (s *Supervisor) recordFateLocked(kernel fate) {
 // recordOwnerLocked begins the timeline of a warm kernel again when it gets its owner. A process that runs already has
 // answered.
 func (s *Supervisor) recordOwnerLocked() {
-	s.history = history.New(s.started)
+	s.history = history.New(s.use.Started)
 	if s.process != nil {
-		s.history.Add(s.started, api.TimelineStarted, "It was started before it had an owner.")
-		s.history.Add(s.started, api.TimelineReady, "")
+		s.history.Add(s.use.Started, api.TimelineStarted, "It was started before it had an owner.")
+		s.history.Add(s.use.Started, api.TimelineReady, "")
 	}
 }
 
 // recordPullLocked adds the pull of an image, once. The cluster may report it after the container has started. A pull
 // for a warm kernel that had no owner yet is ignored. The cluster's times are whole seconds.
 func (s *Supervisor) recordPullLocked(p *api.Pull) {
-	if p == nil || p.At.Add(time.Second).Before(s.started) {
+	if p == nil || p.At.Add(time.Second).Before(s.use.Started) {
 		return
 	}
 	text := p.Image

@@ -24,7 +24,7 @@ func (s *Supervisor) presentStatusLocked() jupyter.Message {
 	if r := s.runningCellLocked(); r != nil {
 		parent = r.Header
 	}
-	return s.statusLocked(s.clock.State(), parent)
+	return s.statusLocked(s.use.State(), parent)
 }
 
 // senderSessionLocked returns the session id of messages that are sent instead of the kernel's. It is the kernel's own,
@@ -102,7 +102,7 @@ func (s *Supervisor) abortLocked(r *requests.Request, status, ename, reason stri
 	if !r.Idled {
 		s.log.Append(allSessions, s.statusLocked(api.Idle, r.Header), true)
 	}
-	s.clock.Done(r.ID, r.Type)
+	s.use.Done(r.ID, r.Type)
 	s.finishLocked(r)
 }
 

@@ -72,7 +72,7 @@ func (s *Supervisor) setWaiting(reported api.Waiting) {
 
 // waitingTextLocked returns why the kernel's container is not there, or "".
 func (s *Supervisor) waitingTextLocked() string {
-	if s.process != nil || s.clock.State() != api.Starting && s.clock.State() != api.Restarting {
+	if s.process != nil || s.use.State() != api.Starting && s.use.State() != api.Restarting {
 		return ""
 	}
 	return s.waiting.Text

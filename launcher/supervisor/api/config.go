@@ -107,12 +107,17 @@ type Config struct {
 
 	Cull Cull `json:"cull,omitzero"` // limits at which the supervisor ends its kernel
 
-	// Read from SecretDir. They stay the same when a supervisor is started again beside a living kernel.
-	KernelKey string `json:"-"` // key of the connection file; "": each life gets a new one
-	Identity  string `json:"-"` // ZeroMQ identity of the supervisor's sockets; "": a new one is made
+	Secret Secret `json:"-"` // read from SecretDir, as TLSSeed and Token are
 
 	// Ignored has the paths of the fields that ParseConfig does not know, such as "cull.x". A newer launcher has set them.
 	Ignored []string `json:"-"`
+}
+
+// Secret has what supervisor and kernel share. It stays the same when a supervisor is started again beside a living
+// kernel.
+type Secret struct {
+	KernelKey string // key of the connection file; "": each life gets a new one
+	Identity  string // ZeroMQ identity of the supervisor's sockets; "": a new one is made
 }
 
 // ReadConfig reads and checks a Config file.
@@ -203,7 +208,9 @@ func (c *Config) readSecret() error {
 		return err
 	}
 	c.TLSSeed = []byte(seed)
-	for name, to := range map[string]*string{"token": &c.Token, "kernel-key": &c.KernelKey, "identity": &c.Identity} {
+	for name, to := range map[string]*string{
+		"token": &c.Token, "kernel-key": &c.Secret.KernelKey, "identity": &c.Secret.Identity,
+	} {
 		if *to, err = read(name, 16, maxSecret); err != nil {
 			return err
 		}

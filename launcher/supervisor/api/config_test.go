@@ -45,8 +45,8 @@ func TestParseConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(c.Token) != strings.Repeat("t", 40) || c.KernelKey != strings.Repeat("k", 40) ||
-		c.Identity != strings.Repeat("i", 40) || len(c.TLSSeed) != 32 {
+	if string(c.Token) != strings.Repeat("t", 40) || c.Secret.KernelKey != strings.Repeat("k", 40) ||
+		c.Secret.Identity != strings.Repeat("i", 40) || len(c.TLSSeed) != 32 {
 		t.Errorf("the secret was read as %+v", c)
 	}
 	if b, err := json.Marshal(c); err != nil || strings.Contains(string(b), "kkkk") {
@@ -143,8 +143,8 @@ func TestParseConfig_Newer(t *testing.T) {
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 				t.Fatalf("error is %v, want %q", err, tc.err)
 			}
-			if !slices.Equal(c.Ignored, tc.ignored) || c.KernelKey != "" {
-				t.Errorf("ignored %q, want %q; key %q", c.Ignored, tc.ignored, c.KernelKey)
+			if !slices.Equal(c.Ignored, tc.ignored) || c.Secret.KernelKey != "" {
+				t.Errorf("ignored %q, want %q; key %q", c.Ignored, tc.ignored, c.Secret.KernelKey)
 			}
 		})
 	}

@@ -54,7 +54,7 @@ func New(cfg *api.Config) (Connection, error) {
 	if err != nil {
 		return Connection{}, err
 	}
-	return withPorts(cfg, ports, cfg.KernelKey, 0)
+	return withPorts(cfg, ports, cfg.Secret.KernelKey, 0)
 }
 
 // Launched returns the Connection to a kernel whose launcher has answered.
@@ -77,7 +77,7 @@ func Adopt(cfg *api.Config, file json.RawMessage) (c Connection, ok bool, err er
 			return Connection{}, false, nil
 		}
 	}
-	key := cfg.KernelKey
+	key := cfg.Secret.KernelKey
 	if cfg.SameMachine || cfg.ResponseAddress != "" {
 		key = f.Key
 	}

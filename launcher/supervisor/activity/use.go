@@ -1,0 +1,102 @@
+package activity
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Use is how one kernel is used: what it does, what its GPUs do, and what its owner has asked for. It decides when the
+// kernel is culled. Supervisor.mu guards it.
+type Use struct {
+	Clock
+	GPUs      GPUs
+	Started   time.Time // when the kernel was started first, or again after its end
+	Left      time.Time // when the last connection ended; zero: none has ended
+	KeepUntil time.Time // zero: the owner does not keep it
+	Computes  bool      // its processes use more than Cull.CPU or Cull.GPU, or may
+
+	now  func() time.Time
+	cull *api.Cull
+}
+
+// NewUse returns the Use of a kernel that is starting.
+func NewUse(now func() time.Time, cull *api.Cull) Use {
+	u := Use{Clock: NewClock(now, cull), now: now, cull: cull}
+	u.Started = u.Idle().Since
+	return u
+}
+
+// Again begins the use of a kernel that is started again after its end.
+func (u *Use) Again() { u.Started, u.KeepUntil, u.GPUs.Sum = u.now(), time.Time{}, api.GPUUse{} }
+
+// usage returns the values that decide when the kernel is culled, and what Clock.Usage reports of polls.
+func (u *Use) usage(connected bool) (v Usage, polling bool) {
+	v, polling = u.Clock.Usage()
+	v.Busy = v.Busy || u.Computes
+	v.Started, v.Connected, v.Left, v.KeepUntil = u.Started, connected, u.Left, u.KeepUntil
+	return v, polling && !u.Computes
+}
+
+// Due returns the plan by which the kernel is to be culled now, and whether there is one.
+func (u *Use) Due(connected bool) (Plan, bool) {
+	v, _ := u.usage(connected)
+	p := Next(u.cull, v)
+	return p, !p.At.IsZero() && !u.now().Before(p.At)
+}
+
+// Plan returns the plan that users are shown. Requests in progress that may be polls do not count in it. A dead kernel
+// has none.
+func (u *Use) Plan(connected bool) Plan {
+	if u.State() == api.Dead {
+		return Plan{}
+	}
+	v, polling := u.usage(connected)
+	if polling {
+		v.Busy = false
+	}
+	return Next(u.cull, v)
+}
+
+// ErrPast rejects a time that is over.
+var ErrPast = errors.New("keep_until is in the past")
+
+// Keep keeps the kernel until a time, whether or not it is idle. The zero time ends that. Errors other than ErrPast say
+// which limit forbids the time.
+func (u *Use) Keep(until time.Time) error {
+	now := u.now()
+	most, ends := now.Add(u.cull.KeepLimit), u.Started.Add(u.cull.MaxAge)
+	switch {
+	case until.IsZero():
+	case !until.After(now):
+		return ErrPast
+	case u.cull.KeepLimit == 0:
+		return errors.New("kernels cannot be kept here")
+	case until.After(most):
+		return fmt.Errorf("keep_until can be at most %s from now, which is %s", u.cull.KeepLimit,
+			most.UTC().Format(time.RFC3339))
+	case u.cull.MaxAge > 0 && until.After(ends):
+		return fmt.Errorf("no kernel runs for longer than %s here: keep_until can be at most %s", u.cull.MaxAge,
+			ends.UTC().Format(time.RFC3339))
+	}
+	u.KeepUntil = until.UTC()
+	return nil
+}
+
+// Kept returns the time until which the owner keeps the kernel. It is zero if that time is over or the kernel is dead.
+func (u *Use) Kept() time.Time {
+	if u.State() == api.Dead || !u.now().Before(u.KeepUntil) {
+		return time.Time{}
+	}
+	return u.KeepUntil
+}
+
+// Held returns the devices that the kernel holds; nil: none, or unknown.
+func (u *Use) Held() []api.GPU {
+	if u.State() == api.Dead {
+		return nil
+	}
+	return u.GPUs.Devices
+}
