@@ -53,7 +53,7 @@ func (g *Gateway) admit(r *call, need kernels.Access) error {
 	}
 	var k launcher.Kernel
 	if r.PathValue("session") != "" {
-		f, err := g.sessionOf(r)
+		f, err := g.sessions.of(r)
 		if err != nil {
 			return err
 		}

@@ -45,21 +45,21 @@ func definitionChange(body object) (c jobs.Change, err error) {
 }
 
 // createDefinition answers POST /api/jobs/definitions.
-func (g *Gateway) createDefinition(w http.ResponseWriter, r *call) error {
-	body, err := g.readObject(w, r)
+func (js *jobRoutes) createDefinition(w http.ResponseWriter, r *call) error {
+	body, err := js.bodies.object(w, r)
 	if err != nil {
 		return err
 	}
-	definition, created, err := g.define(r, body)
+	definition, created, err := js.define(r, body)
 	if err != nil {
 		return err
 	}
-	return g.answerMade(w, created, "/api/jobs/definitions/"+definition.ID, definition)
+	return js.answerMade(w, created, "/api/jobs/definitions/"+definition.ID, definition)
 }
 
 // define stores a definition. created is false if an earlier request with the body's token has stored it.
-func (g *Gateway) define(r *call, body object) (d jobs.Definition, created bool, err error) {
-	manager, err := g.needJobs()
+func (js *jobRoutes) define(r *call, body object) (d jobs.Definition, created bool, err error) {
+	manager, err := js.needJobs()
 	if err != nil {
 		return d, false, err
 	}
@@ -67,7 +67,7 @@ func (g *Gateway) define(r *call, body object) (d jobs.Definition, created bool,
 	if err != nil {
 		return d, false, err
 	}
-	sub, err := g.submission(r, body)
+	sub, err := js.submission(r, body)
 	if err != nil {
 		return d, false, err
 	}
@@ -78,8 +78,8 @@ func (g *Gateway) define(r *call, body object) (d jobs.Definition, created bool,
 }
 
 // listDefinitions answers with the caller's definitions, or all for an admin, the oldest first.
-func (g *Gateway) listDefinitions(w http.ResponseWriter, r *call) error {
-	manager, err := g.needJobs()
+func (js *jobRoutes) listDefinitions(w http.ResponseWriter, r *call) error {
+	manager, err := js.needJobs()
 	if err != nil {
 		return err
 	}
@@ -94,8 +94,8 @@ func (g *Gateway) listDefinitions(w http.ResponseWriter, r *call) error {
 }
 
 // definitionOf returns the definition of the path, if the caller owns it. Another user's does not exist for the caller.
-func (g *Gateway) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) {
-	manager, err := g.needJobs()
+func (js *jobRoutes) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) {
+	manager, err := js.needJobs()
 	if err != nil {
 		return nil, jobs.Definition{}, err
 	}
@@ -110,8 +110,8 @@ func (g *Gateway) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) 
 	return manager, d, nil
 }
 
-func (g *Gateway) getDefinition(w http.ResponseWriter, r *call) error {
-	_, d, err := g.definitionOf(r)
+func (js *jobRoutes) getDefinition(w http.ResponseWriter, r *call) error {
+	_, d, err := js.definitionOf(r)
 	if err != nil {
 		return err
 	}
@@ -119,23 +119,23 @@ func (g *Gateway) getDefinition(w http.ResponseWriter, r *call) error {
 }
 
 // patchDefinition pauses, resumes or changes a definition. Members that the body does not have stay.
-func (g *Gateway) patchDefinition(w http.ResponseWriter, r *call) error {
-	manager, d, err := g.definitionOf(r)
+func (js *jobRoutes) patchDefinition(w http.ResponseWriter, r *call) error {
+	manager, d, err := js.definitionOf(r)
 	if err != nil {
 		return err
 	}
-	body, err := g.readObject(w, r)
+	body, err := js.bodies.object(w, r)
 	if err != nil {
 		return err
 	}
-	if d, err = g.redefine(r, manager, d.ID, body); err != nil {
+	if d, err = js.redefine(r, manager, d.ID, body); err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, d)
 }
 
 // redefine changes a definition to what a body says. Members that the body does not have stay.
-func (g *Gateway) redefine(r *call, manager *jobs.Manager, id string, body object) (d jobs.Definition, err error) {
+func (js *jobRoutes) redefine(r *call, manager *jobs.Manager, id string, body object) (d jobs.Definition, err error) {
 	change, err := definitionChange(body)
 	if err != nil {
 		return d, err
@@ -144,7 +144,7 @@ func (g *Gateway) redefine(r *call, manager *jobs.Manager, id string, body objec
 		delete(body, member)
 	}
 	if len(body) > 0 { // else it can be paused after its kernelspec is gone
-		sub, err := g.changedSubmission(r, manager, id, body)
+		sub, err := js.changedSubmission(r, manager, id, body)
 		if err != nil {
 			return d, err
 		}
@@ -157,7 +157,7 @@ func (g *Gateway) redefine(r *call, manager *jobs.Manager, id string, body objec
 }
 
 // changedSubmission returns what a definition submits, with the members of a body in place of its own.
-func (g *Gateway) changedSubmission(
+func (js *jobRoutes) changedSubmission(
 	r *call, manager *jobs.Manager, id string, body object,
 ) (jobs.Submission, error) {
 	sub, err := manager.DefinitionSubmission(r.Context(), id)
@@ -186,15 +186,15 @@ func (g *Gateway) changedSubmission(
 	for member, raw := range body {
 		merged[member] = raw
 	}
-	return g.submission(r, merged)
+	return js.submission(r, merged)
 }
 
 // deleteDefinition removes a definition. Its jobs stay.
-func (g *Gateway) deleteDefinition(w http.ResponseWriter, r *call) error {
-	manager, d, err := g.definitionOf(r)
+func (js *jobRoutes) deleteDefinition(w http.ResponseWriter, r *call) error {
+	manager, d, err := js.definitionOf(r)
 	switch {
 	case errors.Is(err, launcher.ErrRecordDamaged) && r.Who.SeesAll():
-		err = g.jobs.RemoveDamagedDefinition(r.Context(), r.PathValue("definition"))
+		err = js.manager.RemoveDamagedDefinition(r.Context(), r.PathValue("definition"))
 	case err != nil:
 		return err
 	default:
@@ -208,12 +208,12 @@ func (g *Gateway) deleteDefinition(w http.ResponseWriter, r *call) error {
 }
 
 // runDefinition makes a job of a definition now. The body may have other parameters and a token.
-func (g *Gateway) runDefinition(w http.ResponseWriter, r *call) error {
-	manager, d, err := g.definitionOf(r)
+func (js *jobRoutes) runDefinition(w http.ResponseWriter, r *call) error {
+	manager, d, err := js.definitionOf(r)
 	if err != nil {
 		return err
 	}
-	body, err := g.readObject(w, r)
+	body, err := js.bodies.object(w, r)
 	if err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (g *Gateway) runDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
+	return js.answerMade(w, created, "/api/jobs/"+job.ID, job)
 }
 
 // makeJob makes a job of a definition, with the parameters and the token of a body.

@@ -40,14 +40,14 @@ var eventSeed = maphash.MakeSeed()
 // client that connects again, to this gateway or another, needs no memory of what it missed.
 func (g *Gateway) getEvents(w http.ResponseWriter, r *call) error {
 	// net/http notices that a client has left only after the request's body was read.
-	if _, err := g.readBody(w, r); err != nil {
+	if _, err := g.bodies.read(w, r); err != nil {
 		return err
 	}
 	first, err := g.feed.read(r.Context(), g)
 	if err != nil {
 		return err
 	}
-	c, err := g.open(g.eventReaders, r, "")
+	c, err := g.eventReaders.open(r, "")
 	if err != nil {
 		return err
 	}
@@ -143,9 +143,9 @@ func newListing(kernels []launcher.Kernel) *listing {
 // modelsFor returns the models of the kernels that the caller sees. Callers who see everything read the same texts.
 func (l *listing) modelsFor(g *Gateway, who kernels.Caller) ([]*modelText, error) {
 	if !who.SeesAll() {
-		return g.textsFor(who, l.kernels)
+		return g.models.textsFor(who, l.kernels)
 	}
-	l.once.Do(func() { l.all, l.err = g.textsFor(who, l.kernels) })
+	l.once.Do(func() { l.all, l.err = g.models.textsFor(who, l.kernels) })
 	return l.all, l.err
 }
 

@@ -212,7 +212,7 @@ func TestFlavors_OfDefinition(t *testing.T) {
 		if has := strings.Contains(changed.body, `"flavor":"`+tt.flavor+`"`); has != (tt.flavor != "") {
 			t.Errorf("%s: %s, want the flavor %q", tt.patch, changed.body, tt.flavor)
 		}
-		sub, err := g.jobs.DefinitionSubmission(t.Context(), path[strings.LastIndex(path, "/")+1:])
+		sub, err := g.jobs.manager.DefinitionSubmission(t.Context(), path[strings.LastIndex(path, "/")+1:])
 		if err != nil || !reflect.DeepEqual(sub.Start, tt.start) {
 			t.Errorf("%s: the start is %+v, %v; want %+v", tt.patch, sub.Start, err, tt.start)
 		}

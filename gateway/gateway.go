@@ -28,7 +28,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
-	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -53,19 +52,20 @@ type Gateway struct {
 	log       *slog.Logger
 	base      string // "" or "/prefix"
 	token     credential
-	origins   map[string]bool
-	hosts     map[string]bool
+	origins   origins
 	resources []*resource
 	transport *http.Transport
 	metrics   *metrics.Metrics
 	feed      *feed
-	texts     modelTexts
 	started   time.Time
+	bodies    *bodies
+	models    *models
+	sessions  *sessions
+	jobs      *jobRoutes
 
 	// Fixed; constants, but in tests.
 	watchEvery  time.Duration
 	watchRetry  time.Duration
-	bodyTime    time.Duration
 	answerTime  time.Duration
 	eventsEvery time.Duration
 	eventsAlive time.Duration
@@ -74,11 +74,9 @@ type Gateway struct {
 	ready        atomic.Bool
 	refusals     identity.Ration // of lines about requests without a known user
 	lobby        *channels.Lobby
-	websockets   *channels.Registry[kernels.Caller]
-	logReaders   *channels.Registry[kernels.Caller]
-	eventReaders *channels.Registry[kernels.Caller] // of no kernel
-	paths        pathLocks
-	jobs         *jobs.Manager // nil: there are none
+	websockets   *connections
+	logReaders   *connections
+	eventReaders *connections // of no kernel
 }
 
 // New builds a gateway that is not ready yet (see SetReady). The error of a bad option is a *kernels.OptionError.
@@ -101,19 +99,21 @@ func New(o Options) (*Gateway, error) {
 		o.MaxBody = DefaultMaxBody
 	}
 	perUser := channels.NewPlaces(o.ConnectionsPerUser)
+	registry := func(perKernel int) *connections {
+		return &connections{channels.NewRegistry[kernels.Caller](perKernel, perUser), perKernel, o.ConnectionsPerUser}
+	}
 	g := &Gateway{
 		opts: o, log: o.Log.With(logkey.Component, "gateway"), token: newCredential(o.Token), metrics: o.Metrics,
 		started: time.Now(),
-		origins: map[string]bool{}, hosts: hostSet(o.AllowHosts),
-		lobby:      channels.NewLobby(),
-		websockets: channels.NewRegistry[kernels.Caller](o.ConnectionsPerKernel, perUser),
-		logReaders: channels.NewRegistry[kernels.Caller](0, perUser), watchEvery: watchEvery, watchRetry: watchRetry,
-		bodyTime: bodyTime, answerTime: answerTime, feed: newFeed(),
-		eventReaders: channels.NewRegistry[kernels.Caller](0, perUser), eventsEvery: eventsEvery, eventsAlive: eventsAlive,
+		origins: origins{allowed: map[string]bool{}, check: o.CheckHost, hosts: hostSet(o.AllowHosts)},
+		lobby:   channels.NewLobby(), feed: newFeed(), bodies: &bodies{most: o.MaxBody, time: bodyTime},
+		websockets: registry(o.ConnectionsPerKernel), logReaders: registry(0), eventReaders: registry(0),
+		watchEvery: watchEvery, watchRetry: watchRetry, answerTime: answerTime, eventsEvery: eventsEvery,
+		eventsAlive: eventsAlive,
 	}
 	g.base, _ = cleanBase(o.BaseURL) // Validate has checked it
 	for _, origin := range o.AllowOrigins {
-		g.origins[lower(origin)] = true
+		g.origins.allowed[lower(origin)] = true
 	}
 	g.transport = g.newTransport()
 	if g.metrics == nil {
@@ -122,10 +122,14 @@ func New(o Options) (*Gateway, error) {
 	served := o.Options
 	served.Log, served.Metrics, served.Shared = g.log, g.metrics, o.Users != nil
 	g.kernels = kernels.New(served, g)
-	var err error
-	if g.jobs, err = g.newJobs(); err != nil {
+	manager, err := g.newJobs()
+	if err != nil {
 		return nil, err
 	}
+	g.jobs = &jobRoutes{manager, g.kernels, o.Launcher, o.Specs, g.bodies, g.eventReaders, g.base, g.log}
+	g.models = &models{kernels: g.kernels, jobs: g.jobs}
+	g.sessions = &sessions{kernels: g.kernels, launcher: o.Launcher, jobs: g.jobs, models: g.models, bodies: g.bodies,
+		base: g.base, log: g.log}
 	err = g.metrics.Watch(metrics.Source{
 		Measure: o.Launcher.Measure, Websockets: g.websockets.Traffic, Lobby: g.lobby.Held, Ready: g.ready.Load,
 		LogReaders: func() int { readers, _, _ := g.logReaders.Traffic(); return readers },

@@ -179,5 +179,6 @@ func decode[T any](t testing.TB, r reply) T {
 
 // bareGateway returns a gateway that serves no requests.
 func bareGateway(o kernels.Options) *Gateway {
-	return &Gateway{opts: Options{Options: o}, kernels: kernels.New(o, nil)}
+	served := kernels.New(o, nil)
+	return &Gateway{opts: Options{Options: o}, kernels: served, models: &models{kernels: served, jobs: &jobRoutes{}}}
 }

@@ -65,7 +65,7 @@ func (c *rawConn) answers() (statuses []int) {
 // reads.
 func TestRequest_BodyThatNeverComes(t *testing.T) {
 	g := startGateway(t, nil)
-	g.Gateway.bodyTime = 300 * time.Millisecond
+	g.Gateway.bodies.time = 300 * time.Millisecond
 	g.fake.add(idA, "python3", launcherIdle)
 	for _, rt := range append(g.routes(), route{method: "POST", pattern: "/nothing"},
 		route{method: "PUT", pattern: "/api/kernels"}) {
@@ -94,7 +94,7 @@ func TestRequest_BodyThatNeverComes(t *testing.T) {
 // A body that is long in coming must not look like a client that went away, nor cost a slow start its time.
 func TestRequest_BodyThatComesLate(t *testing.T) {
 	g := startGateway(t, nil)
-	g.Gateway.bodyTime = 300 * time.Millisecond
+	g.Gateway.bodies.time = 300 * time.Millisecond
 	g.Gateway.answerTime = 300 * time.Millisecond
 	g.fake.newState = api.Starting
 	const id = idUnknown

@@ -13,7 +13,7 @@ import (
 
 // jobInKernel reads the part of a submission that is about a job in its author's running kernel. Only the kernel's
 // owner may submit such a job. The job may end the kernel. It goes on when the kernel is no longer shared.
-func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error {
+func (js *jobRoutes) jobInKernel(r *call, body object, sub *jobs.Submission) error {
 	for _, member := range []string{"kernelspec", "flavor", "env"} {
 		if raw := body[member]; len(raw) > 0 && string(raw) != `""` && string(raw) != "{}" && string(raw) != "null" {
 			return refuse(http.StatusBadRequest, "%s cannot be chosen for a kernel that runs.", member)
@@ -33,7 +33,7 @@ func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error 
 	if sub.From, err = cellName("from_cell", body); err != nil {
 		return err
 	}
-	k, err := g.kernels.KernelOf(r.Context(), r.Who, id)
+	k, err := js.kernels.KernelOf(r.Context(), r.Who, id)
 	if err != nil {
 		return err
 	}
@@ -43,9 +43,9 @@ func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error 
 	if k.State == api.Dead {
 		return kernels.Dead(&k)
 	}
-	sub.Kernel, sub.Kernelspec, sub.Flavor = k.ID, g.kernels.SpecName(&k), k.Flavor
+	sub.Kernel, sub.Kernelspec, sub.Flavor = k.ID, js.kernels.SpecName(&k), k.Flavor
 	r.Kernel, r.Spec, r.Flavor = k.ID, sub.Kernelspec, k.Flavor
-	if spec, ok := g.opts.Specs.Get(sub.Kernelspec); ok {
+	if spec, ok := js.specs.Get(sub.Kernelspec); ok {
 		sub.Language = spec.Language
 	}
 	return nil
@@ -69,11 +69,11 @@ func cellName(member string, body object) (string, error) {
 
 // kernelJob returns the job of a kernel for its model, as this gateway knows it, or nil. It reads no records. Only the
 // kernel's owner and the job's see it.
-func (g *Gateway) kernelJob(who kernels.Caller, k *launcher.Kernel) *kernelJob {
-	if g.jobs == nil {
+func (js *jobRoutes) kernelJob(who kernels.Caller, k *launcher.Kernel) *kernelJob {
+	if js.manager == nil {
 		return nil
 	}
-	j, there := g.jobs.KernelJob(k.ID)
+	j, there := js.manager.KernelJob(k.ID)
 	if !there || !who.Owns(k.Owner) && !who.Owns(j.Owner) {
 		return nil
 	}
@@ -81,11 +81,11 @@ func (g *Gateway) kernelJob(who kernels.Caller, k *launcher.Kernel) *kernelJob {
 }
 
 // jobIn reports whether a job runs in a kernel.
-func (g *Gateway) jobIn(r *call, kernel string) (bool, error) {
-	if g.jobs == nil {
+func (js *jobRoutes) jobIn(r *call, kernel string) (bool, error) {
+	if js.manager == nil {
 		return false, nil
 	}
-	_, there, err := g.jobs.In(r.Context(), kernel)
+	_, there, err := js.manager.In(r.Context(), kernel)
 	if err != nil {
 		return false, jobProblem(err)
 	}

@@ -72,7 +72,7 @@ func TestJobs_InKernel(t *testing.T) {
 	list := []jobs.Job{{State: jobs.Running, Kernel: idA, Started: begun.Add(time.Minute), GPUSeconds: 5},
 		{State: jobs.Succeeded, Kernel: idA, Started: begun, GPUSeconds: 5},
 		{State: jobs.Starting, Kernel: idA, GPUSeconds: 5}}
-	g.addGPUSeconds(t.Context(), list)
+	g.jobs.addGPUSeconds(t.Context(), list)
 	if list[0].GPUSeconds < 7205 || list[0].GPUSeconds > 7300 || list[1].GPUSeconds != 5 || list[2].GPUSeconds != 5 {
 		t.Errorf("GPU seconds of jobs: %+v", list)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -64,16 +65,16 @@ func (g *Gateway) dialJob(ctx context.Context, a *kernels.Act, id string, query 
 
 // addGPUSeconds adds to jobs that have not ended what their present kernels have held of GPUs by now. If that cannot be
 // read, they have that of earlier attempts.
-func (g *Gateway) addGPUSeconds(ctx context.Context, list []jobs.Job) {
+func (js *jobRoutes) addGPUSeconds(ctx context.Context, list []jobs.Job) {
 	has := func(j jobs.Job) bool { return !j.State.Final() && j.Kernel != "" && !j.Started.IsZero() }
 	if !slices.ContainsFunc(list, has) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
-	all, err := g.opts.Launcher.Usage(ctx)
+	all, err := js.launcher.Usage(ctx)
 	if err != nil {
-		g.log.Debug("the GPU time of running jobs lacks their present attempt", logkey.Err, err)
+		js.log.Debug("the GPU time of running jobs lacks their present attempt", logkey.Err, err)
 		return
 	}
 	now := time.Now()
@@ -86,10 +87,10 @@ func (g *Gateway) addGPUSeconds(ctx context.Context, list []jobs.Job) {
 
 // jobStates returns how many jobs are in each state, or nil if that is not known.
 func (g *Gateway) jobStates() map[string]int {
-	if g.jobs == nil {
+	if g.jobs.manager == nil {
 		return nil
 	}
-	known, ok := g.jobs.States()
+	known, ok := g.jobs.manager.States()
 	if !ok {
 		return nil
 	}
@@ -103,17 +104,29 @@ func (g *Gateway) jobStates() map[string]int {
 // RunJobs runs jobs until ctx ends, and returns when its goroutines have ended. The running cells go on. Another
 // gateway, or this one after its next start, takes the jobs.
 func (g *Gateway) RunJobs(ctx context.Context) {
-	if g.jobs != nil {
-		g.jobs.Run(ctx)
+	if g.jobs.manager != nil {
+		g.jobs.manager.Run(ctx)
 	}
 }
 
+// jobRoutes are the routes of jobs and of their definitions. Its fields are fixed.
+type jobRoutes struct {
+	manager  *jobs.Manager // nil: there are none
+	kernels  *kernels.Service
+	launcher launcher.Launcher
+	specs    kernels.Specs
+	bodies   *bodies
+	waits    *connections // clients that wait for a job
+	base     string
+	log      *slog.Logger
+}
+
 // needJobs returns the manager of jobs.
-func (g *Gateway) needJobs() (*jobs.Manager, error) {
-	if g.jobs == nil {
+func (js *jobRoutes) needJobs() (*jobs.Manager, error) {
+	if js.manager == nil {
 		return nil, refuse(http.StatusNotImplemented, "This gateway runs no jobs.")
 	}
-	return g.jobs, nil
+	return js.manager, nil
 }
 
 const noJob = "The job does not exist."
@@ -153,25 +166,25 @@ func upperFirst(text string) string {
 }
 
 // submitJob answers POST /api/jobs.
-func (g *Gateway) submitJob(w http.ResponseWriter, r *call) error {
-	body, err := g.readObject(w, r)
+func (js *jobRoutes) submitJob(w http.ResponseWriter, r *call) error {
+	body, err := js.bodies.object(w, r)
 	if err != nil {
 		return err
 	}
-	job, created, err := g.submit(r, body)
+	job, created, err := js.submit(r, body)
 	if err != nil {
 		return err
 	}
-	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
+	return js.answerMade(w, created, "/api/jobs/"+job.ID, job)
 }
 
 // submit makes a job of a body. created is false if an earlier request with its token has made the job.
-func (g *Gateway) submit(r *call, body object) (job jobs.Job, created bool, err error) {
-	manager, err := g.needJobs()
+func (js *jobRoutes) submit(r *call, body object) (job jobs.Job, created bool, err error) {
+	manager, err := js.needJobs()
 	if err != nil {
 		return job, false, err
 	}
-	sub, err := g.submission(r, body)
+	sub, err := js.submission(r, body)
 	if err != nil {
 		return job, false, err
 	}
@@ -182,18 +195,18 @@ func (g *Gateway) submit(r *call, body object) (job jobs.Job, created bool, err 
 }
 
 // answerMade answers a POST with what it has made, or with what an earlier one had made.
-func (g *Gateway) answerMade(w http.ResponseWriter, created bool, path string, made any) error {
+func (js *jobRoutes) answerMade(w http.ResponseWriter, created bool, path string, made any) error {
 	status := http.StatusOK
 	if created {
 		status = http.StatusCreated
-		w.Header().Set("Location", g.base+path)
+		w.Header().Set("Location", js.base+path)
 	}
 	return writeJSON(w, status, made)
 }
 
 // submission reads the body of a POST. It checks the kernel's start as that of any kernel, so that a mistake is
 // reported now. Limits count when the job starts.
-func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err error) {
+func (js *jobRoutes) submission(r *call, body object) (sub jobs.Submission, err error) {
 	if sub.Notebook = body["notebook"]; len(sub.Notebook) == 0 || sub.Notebook[0] != '{' {
 		return sub, refuse(http.StatusBadRequest, "notebook is missing, or not an object.")
 	}
@@ -231,14 +244,14 @@ func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err err
 		return sub, err
 	}
 	if _, there := body["kernel"]; there {
-		return sub, g.jobInKernel(r, body, &sub)
+		return sub, js.jobInKernel(r, body, &sub)
 	}
-	return sub, g.jobStart(r, body, spec, &sub)
+	return sub, js.jobStart(r, body, spec, &sub)
 }
 
 // jobStart sets the start of a job's kernel, and what the job shows of it. Without a kernelspec the notebook's is used.
-func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submission) error {
-	env, err := g.variables(body)
+func (js *jobRoutes) jobStart(r *call, body object, spec string, sub *jobs.Submission) error {
+	env, err := variables(js.kernels, body)
 	if err != nil {
 		return err
 	}
@@ -248,13 +261,13 @@ func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submissi
 			Metadata struct{ Kernelspec struct{ Name string } }
 		}
 		if json.Unmarshal(sub.Notebook, &named) == nil {
-			if _, ok := g.opts.Specs.Get(named.Metadata.Kernelspec.Name); ok {
+			if _, ok := js.specs.Get(named.Metadata.Kernelspec.Name); ok {
 				spec = named.Metadata.Kernelspec.Name
 			}
 		}
 	}
 	sub.Start = kernels.Wish{Name: spec, Flavor: sub.Flavor, Env: env}
-	req, err := g.kernels.Check(&r.Act, sub.Start)
+	req, err := js.kernels.Check(&r.Act, sub.Start)
 	r.Kernel = "" // it gets another id
 	if err != nil {
 		return err
@@ -270,8 +283,8 @@ func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submissi
 }
 
 // listJobs answers with the caller's jobs, or all for an admin, the oldest first.
-func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
-	manager, err := g.needJobs()
+func (js *jobRoutes) listJobs(w http.ResponseWriter, r *call) error {
+	manager, err := js.needJobs()
 	if err != nil {
 		return err
 	}
@@ -291,13 +304,13 @@ func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return jobProblem(err)
 	}
-	g.addGPUSeconds(r.Context(), list)
+	js.addGPUSeconds(r.Context(), list)
 	return writeJSON(w, http.StatusOK, list)
 }
 
 // jobOf returns the job of the path, if the caller owns it. Another user's job does not exist for the caller.
-func (g *Gateway) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
-	manager, err := g.needJobs()
+func (js *jobRoutes) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
+	manager, err := js.needJobs()
 	if err != nil {
 		return nil, jobs.Job{}, err
 	}
@@ -312,8 +325,8 @@ func (g *Gateway) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
 	return manager, job, nil
 }
 
-func (g *Gateway) getJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := g.jobOf(r)
+func (js *jobRoutes) getJob(w http.ResponseWriter, r *call) error {
+	manager, job, err := js.jobOf(r)
 	if err != nil {
 		return err
 	}
@@ -326,7 +339,7 @@ func (g *Gateway) getJob(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	if wait > 0 && version == r.URL.Query().Get("after") && !job.State.Final() {
-		if job, err = g.awaitJob(w, r, manager, job.ID, version, wait); err != nil {
+		if job, err = js.awaitJob(w, r, manager, job.ID, version, wait); err != nil {
 			return err
 		}
 		if version, err = jobVersion(&job); err != nil {
@@ -334,7 +347,7 @@ func (g *Gateway) getJob(w http.ResponseWriter, r *call) error {
 		}
 	}
 	one := []jobs.Job{job}
-	g.addGPUSeconds(r.Context(), one)
+	js.addGPUSeconds(r.Context(), one)
 	return writeJSON(w, http.StatusOK, struct {
 		jobs.Job
 		Version string `json:"version"`
@@ -366,18 +379,18 @@ func jobVersion(job *jobs.Job) (string, error) {
 
 // awaitJob returns a job when it has another version than the client knows, or after a time. A client that waits counts
 // as a connection of its user.
-func (g *Gateway) awaitJob(
+func (js *jobRoutes) awaitJob(
 	w http.ResponseWriter, r *call, manager *jobs.Manager, id, known string, wait time.Duration,
 ) (jobs.Job, error) {
 	// net/http notices that a client has left only after the request's body was read.
-	if _, err := g.readBody(w, r); err != nil {
+	if _, err := js.bodies.read(w, r); err != nil {
 		return jobs.Job{}, err
 	}
-	c, err := g.open(g.eventReaders, r, "")
+	c, err := js.waits.open(r, "")
 	if err != nil {
 		return jobs.Job{}, err
 	}
-	defer g.eventReaders.Remove(c)
+	defer js.waits.Remove(c)
 	r.waited = true
 	ctx, cancel := context.WithTimeout(c.Context(), wait)
 	defer cancel()
@@ -395,8 +408,8 @@ func (g *Gateway) awaitJob(
 }
 
 // getJobNotebook answers with the notebook as it is now, or with ?source=1 as it was submitted.
-func (g *Gateway) getJobNotebook(w http.ResponseWriter, r *call) error {
-	manager, job, err := g.jobOf(r)
+func (js *jobRoutes) getJobNotebook(w http.ResponseWriter, r *call) error {
+	manager, job, err := js.jobOf(r)
 	if err != nil {
 		return err
 	}
@@ -418,7 +431,7 @@ func (g *Gateway) getJobNotebook(w http.ResponseWriter, r *call) error {
 	case r.Context().Err() != nil:
 		return r.Context().Err()
 	}
-	g.log.Warn("a job's notebook was cut off", logkey.Job, job.ID, logkey.Err, err)
+	js.log.Warn("a job's notebook was cut off", logkey.Job, job.ID, logkey.Err, err)
 	panic(http.ErrAbortHandler)
 }
 
@@ -441,8 +454,8 @@ func (b *lateBody) Write(p []byte) (int, error) {
 }
 
 // stopJob asks for the end of a job and does not wait for it.
-func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := g.jobOf(r)
+func (js *jobRoutes) stopJob(w http.ResponseWriter, r *call) error {
+	manager, job, err := js.jobOf(r)
 	if err != nil {
 		return err
 	}
@@ -453,11 +466,11 @@ func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
 }
 
 // deleteJob removes a job that has ended.
-func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := g.jobOf(r)
+func (js *jobRoutes) deleteJob(w http.ResponseWriter, r *call) error {
+	manager, job, err := js.jobOf(r)
 	switch {
 	case errors.Is(err, launcher.ErrRecordDamaged) && r.Who.SeesAll():
-		err = g.jobs.RemoveDamaged(r.Context(), r.PathValue("job"))
+		err = js.manager.RemoveDamaged(r.Context(), r.PathValue("job"))
 	case err != nil:
 		return err
 	default:

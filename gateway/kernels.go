@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"math"
 	"net/http"
 	"time"
@@ -14,29 +13,22 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Deadlines for launcher and supervisor. A frozen one must not block a client without a limit.
-const (
-	modelTime   = 3 * time.Second  // a supervisor's model, for which there is a substitute
-	restartTime = 90 * time.Second // a restart: the old process gets its grace twice
-	// until the launcher knows that a kernel has died, or that a dead one was restarted
-	settleTime = time.Second
-	endTime    = 30 * time.Second       // until a supervisor that is about to end has ended
-	reviveTime = 500 * time.Millisecond // until a program that fails at once has failed
-)
+// modelTime bounds the wait for a supervisor's model, for which there is a substitute.
+const modelTime = 3 * time.Second
 
 // createKernel answers POST /api/kernels.
 func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
-	body, err := g.readObject(w, r)
+	body, err := g.bodies.object(w, r)
 	if err != nil {
 		return err
 	}
-	wish, err := g.wishOf(body)
+	wish, err := wishOf(g.kernels, body)
 	if err != nil {
 		return err
 	}
 	return g.kernels.Start(r.Context(), &r.Act, wish, func(k launcher.Kernel) error {
 		w.Header().Set("Location", g.base+"/api/kernels/"+k.ID)
-		return writeJSON(w, http.StatusCreated, g.modelFor(r.Who, &k))
+		return writeJSON(w, http.StatusCreated, g.models.modelFor(r.Who, &k))
 	})
 }
 
@@ -68,7 +60,7 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	texts, err := g.textsFor(r.Who, kernels)
+	texts, err := g.models.textsFor(r.Who, kernels)
 	if err != nil {
 		return err
 	}
@@ -93,17 +85,17 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 			model, ok := readModel(answer, id)
 			switch {
 			case ok && model.ExecutionState != api.Dead:
-				g.complete(&model, r.Who, &k)
+				g.models.complete(&model, r.Who, &k)
 				return writeJSON(w, http.StatusOK, model)
 			case ok:
-				g.isDead(r.Context(), id) // the launcher may know the reason better, such as who deleted its pod
+				g.kernels.IsDead(r.Context(), id) // the launcher may know the reason better, such as who deleted its pod
 			}
 		}
 		if k, err = g.kernels.Kernel(r.Context(), id); err != nil {
 			return err
 		}
 	}
-	return writeJSON(w, http.StatusOK, g.modelFor(r.Who, &k))
+	return writeJSON(w, http.StatusOK, g.models.modelFor(r.Who, &k))
 }
 
 // endedModel is the model of a kernel that was culled or died.
@@ -176,111 +168,26 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	return nil
 }
 
-// restartKernel makes the supervisor restart its kernel. If the supervisor has ended with its kernel, or if this
-// gateway cannot speak to it, the launcher starts both again.
+// restartKernel makes the supervisor restart its kernel, and answers with the supervisor's model, or with the
+// launcher's if the supervisor was started again, too.
 func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
-	before, err := g.kernels.Kernel(r.Context(), id)
+	answer, k, err := g.kernels.Restart(r.Context(), &r.Act, id)
 	if err != nil {
 		return err
 	}
-	if err := g.kernels.MayRestart(r.Who, before); err != nil {
-		return err
-	}
-	if before.State == api.Dead || before.State == api.Unknown {
-		if err := g.kernels.CountStart(r.Who); err != nil {
-			return err
-		}
-	}
-	done, err := g.opts.Launcher.Restarting(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	answer, err := g.Ask(r.Context(), &r.Act, id,
-		kernels.Question{Verb: http.MethodPost, Action: "restart", Limit: restartTime})
-	done()
-	var never *kernels.DialError
-	var undelivered *kernels.UndeliveredError
-	var unsupported *launcher.UnsupportedError
-	switch {
-	case err == nil:
-	case errors.As(err, &unsupported):
-		return g.reviveKernel(r.Context(), w, r.Who, id)
-	case errors.As(err, &never):
-		now, kernelErr := g.kernels.Kernel(r.Context(), id)
-		if kernelErr == nil && now.State == api.Dead {
-			return g.reviveKernel(r.Context(), w, r.Who, id)
-		}
-		return kernels.NotYet(g.kernels.Explain(r.Context(), id, err))
-	case errors.As(err, &undelivered) && g.isDead(r.Context(), id):
-		// Most likely the supervisor has ended during the request, or is about to. If it lives, nothing is done, and the
-		// outcome of the request is unknown.
-		ctx, cancel := context.WithTimeout(r.Context(), endTime)
-		defer cancel()
-		reviveErr := g.reviveKernel(ctx, w, r.Who, id)
-		if failed := (*launcher.FailedError)(nil); errors.As(reviveErr, &failed) {
-			return g.kernels.Explain(r.Context(), id, err)
-		}
-		return reviveErr
-	default:
-		return g.kernels.Explain(r.Context(), id, err)
+	if answer == nil {
+		return writeJSON(w, http.StatusOK, g.models.modelFor(r.Who, &k))
 	}
 	model, ok := readModel(answer, id)
 	if !ok {
 		return errNoModel
 	}
-	if before.State == api.Dead {
-		// Until the launcher knows of the restart, its list says dead, and front ends would believe that.
-		ctx, cancel := context.WithTimeout(r.Context(), settleTime)
-		defer cancel()
-		_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State != api.Dead })
-		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-	}
-	g.complete(&model, r.Who, &before)
+	g.models.complete(&model, r.Who, &k)
 	return writeJSON(w, http.StatusOK, model)
-}
-
-// isDead reports whether a kernel is dead, as far as the launcher learns within settleTime.
-func (g *Gateway) isDead(ctx context.Context, id string) bool {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
-	defer cancel()
-	_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State == api.Dead })
-	return err == nil
-}
-
-// reviveKernel starts a kernel again whose supervisor has ended. It waits for reviveTime, so that the answer has the
-// reason of a program that fails at once.
-func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who kernels.Caller, id string) error {
-	restart, cancel := context.WithTimeout(ctx, restartTime)
-	defer cancel()
-	k, err := g.opts.Launcher.Revive(restart, id)
-	if err != nil {
-		return err
-	}
-	wait, cancel := context.WithTimeout(ctx, reviveTime)
-	defer cancel()
-	now, err := g.opts.Launcher.Wait(wait, id, func(k launcher.Kernel) bool { return k.State != api.Starting })
-	switch {
-	case err == nil:
-		k = now
-	case errors.Is(err, launcher.ErrNotFound), ctx.Err() != nil:
-		return err
-	}
-	if err := kernels.StartError(k); err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, g.modelFor(who, &k))
-}
-
-// complete adds to a supervisor's model what only the gateway knows.
-func (g *Gateway) complete(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
-	g.addOwn(m, who, k)
-	m.Created = api.Timestamp(k.Created)
 }
 
 var errNoModel = &problem{status: http.StatusServiceUnavailable,

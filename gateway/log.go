@@ -39,7 +39,7 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *call) error {
 	if _, err := g.kernels.Kernel(r.Context(), id); err != nil {
 		return err
 	}
-	c, err := g.open(g.logReaders, r, id)
+	c, err := g.logReaders.open(r, id)
 	if err != nil {
 		return err
 	}

@@ -36,19 +36,28 @@ type kernelJob struct {
 	Cells int    `json:"cells"` // how many cells have code
 }
 
+// models makes models of kernels. It may be used concurrently.
+type models struct {
+	// Fixed.
+	kernels *kernels.Service
+	jobs    *jobRoutes
+
+	texts modelTexts
+}
+
 // modelFor returns a kernel's model as the caller may see it.
-func (g *Gateway) modelFor(who kernels.Caller, k *launcher.Kernel) kernelModel {
-	m := g.untimed(who, k)
+func (ms *models) modelFor(who kernels.Caller, k *launcher.Kernel) kernelModel {
+	m := ms.untimed(who, k)
 	timesOf(k).write(&m)
 	return m
 }
 
 // untimed is modelFor without times, which take longer to write than all else.
-func (g *Gateway) untimed(who kernels.Caller, k *launcher.Kernel) kernelModel {
+func (ms *models) untimed(who kernels.Caller, k *launcher.Kernel) kernelModel {
 	m := kernelModel{Model: api.Model{
 		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
 	}}
-	g.addOwn(&m, who, k)
+	ms.addOwn(&m, who, k)
 	return m
 }
 
@@ -78,16 +87,16 @@ func (at modelTimes) write(m *kernelModel) {
 
 // addOwn adds to a model what only the gateway knows, but for times: the kernel's name and GPUs, its job, its owner
 // and, for its owner, the users it is shared with.
-func (g *Gateway) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
-	m.Name, m.GPUs, m.Flavor = g.kernels.SpecName(k), k.GPUs, k.Flavor
+func (ms *models) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
+	m.Name, m.GPUs, m.Flavor = ms.kernels.SpecName(k), k.GPUs, k.Flavor
 	if m.Flavor != "" {
 		m.GPU = slices.Clone(m.GPU)
 		for i := range m.GPU {
 			m.GPU[i].Flavor = m.Flavor
 		}
 	}
-	m.Reason += g.kernels.ExplainWait(who, k)
-	m.Job = g.kernelJob(who, k)
+	m.Reason += ms.kernels.ExplainWait(who, k)
+	m.Job = ms.jobs.kernelJob(who, k)
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.Sole {
 		return
@@ -100,6 +109,12 @@ func (g *Gateway) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel)
 		}
 		m.SharedToUse = k.SharedToUse
 	}
+}
+
+// complete adds to a supervisor's model what only the gateway knows.
+func (ms *models) complete(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
+	ms.addOwn(m, who, k)
+	m.Created = api.Timestamp(k.Created)
 }
 
 // modelText is the JSON of a model, with all that it was made of. It is not modified.
@@ -158,15 +173,15 @@ func (t *modelTexts) age() {
 }
 
 // textsFor returns the texts of those kernels that the caller may see.
-func (g *Gateway) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*modelText, error) {
-	g.texts.age()
+func (ms *models) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*modelText, error) {
+	ms.texts.age()
 	texts := make([]*modelText, 0, len(kernels))
 	for i := range kernels {
 		k := &kernels[i]
 		if !who.Owns(k.Owner) && !who.Sees(*k) {
 			continue
 		}
-		text, err := g.textFor(who, k)
+		text, err := ms.textFor(who, k)
 		if err != nil {
 			return nil, err
 		}
@@ -176,11 +191,11 @@ func (g *Gateway) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*mo
 }
 
 // textFor returns the text of a kernel's model as the caller may see it.
-func (g *Gateway) textFor(who kernels.Caller, k *launcher.Kernel) (*modelText, error) {
-	m, at := g.untimed(who, k), timesOf(k)
+func (ms *models) textFor(who kernels.Caller, k *launcher.Kernel) (*modelText, error) {
+	m, at := ms.untimed(who, k), timesOf(k)
 	kept := who.Owns(k.Owner) // others see less, and are few
 	if kept {
-		if text := g.texts.find(k.ID); text != nil && text.times == at && text.model.equal(&m) {
+		if text := ms.texts.find(k.ID); text != nil && text.times == at && text.model.equal(&m) {
 			return text, nil
 		}
 	}
@@ -193,9 +208,9 @@ func (g *Gateway) textFor(who kernels.Caller, k *launcher.Kernel) (*modelText, e
 	}
 	text.sum = maphash.Bytes(eventSeed, text.text)
 	if kept {
-		g.texts.mu.Lock()
-		defer g.texts.mu.Unlock()
-		g.texts.now[k.ID] = text
+		ms.texts.mu.Lock()
+		defer ms.texts.mu.Unlock()
+		ms.texts.now[k.ID] = text
 	}
 	return text, nil
 }

@@ -20,7 +20,7 @@ import (
 // listed returns the text of a kernel in a list.
 func listed(t *testing.T, g *Gateway, who kernels.Caller, k launcher.Kernel) string {
 	t.Helper()
-	texts, err := g.textsFor(who, []launcher.Kernel{k})
+	texts, err := g.models.textsFor(who, []launcher.Kernel{k})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func encoded(t *testing.T, g *Gateway, who kernels.Caller, k launcher.Kernel) st
 	if !who.Sees(k) {
 		return ""
 	}
-	text, err := json.Marshal(g.modelFor(who, &k))
+	text, err := json.Marshal(g.models.modelFor(who, &k))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func TestModelTexts_Changes(t *testing.T) {
 	k.SharedToUse = true
 	try("SharedToUse", k)
 	// The texts of the base are found, or nothing above is tested.
-	first, err := g.textFor(callers[1], &base)
-	if again, _ := g.textFor(callers[2], &base); err != nil || first != again || shown < 30 {
+	first, err := g.models.textFor(callers[1], &base)
+	if again, _ := g.models.textFor(callers[2], &base); err != nil || first != again || shown < 30 {
 		t.Errorf("%p and %p, %d changes were shown: %v", first, again, shown, err)
 	}
 }
@@ -156,19 +156,19 @@ func TestModelTexts_Time(t *testing.T) {
 		if after := listed(t, g, who, k); after == before || after != encoded(t, g, who, k) {
 			t.Errorf("first %s\nthen %s", before, after)
 		}
-		kept, err := g.textFor(who, &k)
+		kept, err := g.models.textFor(who, &k)
 		for range 3 {
 			time.Sleep(modelsKept)
-			g.texts.age()
-			if again, err := g.textFor(who, &k); err != nil || again != kept {
+			g.models.texts.age()
+			if again, err := g.models.textFor(who, &k); err != nil || again != kept {
 				t.Errorf("a text in use was made again: %v", err)
 			}
 		}
 		for range 2 {
 			time.Sleep(modelsKept)
-			g.texts.age()
+			g.models.texts.age()
 		}
-		if err != nil || g.texts.find(idA) != nil {
+		if err != nil || g.models.texts.find(idA) != nil {
 			t.Errorf("an unused text is kept: %v", err)
 		}
 	})
@@ -219,12 +219,12 @@ func TestModelTexts_Again(t *testing.T) {
 		kernels[i].GPU = []api.GPU{{UUID: "GPU-1"}}
 		kernels[i].SharedWith = []launcher.Grant{{User: "bob", Right: launcher.Read}}
 	}
-	texts, err := g.textsFor(who, kernels)
+	texts, err := g.models.textsFor(who, kernels)
 	if err != nil {
 		t.Fatal(err)
 	}
 	kernels[500].Connections++
-	again, err := g.textsFor(who, kernels)
+	again, err := g.models.textsFor(who, kernels)
 	if err != nil || len(again) != len(texts) {
 		t.Fatalf("%d texts, %v", len(again), err)
 	}

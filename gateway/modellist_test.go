@@ -64,7 +64,7 @@ func madeNow(t testing.TB, g *Gateway, who kernels.Caller, kernels []launcher.Ke
 	t.Helper()
 	models := make([]kernelModel, 0, len(kernels))
 	for i := range kernels {
-		models = append(models, g.modelFor(who, &kernels[i]))
+		models = append(models, g.models.modelFor(who, &kernels[i]))
 	}
 	text, err := json.Marshal(models)
 	if err != nil {
@@ -213,6 +213,7 @@ func TestModelList_GPUWait(t *testing.T) {
 	o := g.opts.Options
 	o.Launcher, o.Metrics = kernelsAndGPUs{full, w.l}, g.metrics
 	g.kernels = kernels.New(o, g.Gateway)
+	g.models.kernels = g.kernels
 	k := numbered(1)
 	k.State, k.Flavor, k.Reason = api.Starting, "t4", "no node can take it"
 	w.l.set(k, numbered(2))
@@ -220,6 +221,7 @@ func TestModelList_GPUWait(t *testing.T) {
 	for _, total := range []int{9, 10} {
 		full.room["t4"] = launcher.GPURoom{Total: total}
 		g.kernels = kernels.New(o, g.Gateway) // as if a second had passed
+		g.models.kernels = g.kernels
 		w.expect(admin(), "a change")
 		if body := listedBody(t, g.Gateway, admin()); !strings.Contains(body, fmt.Sprintf("of at most %d kernels", total)) {
 			t.Errorf("with room for %d: %s", total, body)
@@ -259,7 +261,7 @@ func TestModelList_Jobs(t *testing.T) {
 		t.Errorf("the list has no job: %s", body)
 	}
 	g.do("POST", "/api/jobs/"+job.ID+"/stop", "", as("ann"))
-	for _, there := g.jobs.KernelJob(idA); there; _, there = g.jobs.KernelJob(idA) {
+	for _, there := g.jobs.manager.KernelJob(idA); there; _, there = g.jobs.manager.KernelJob(idA) {
 		runtime.Gosched() // until it has ended
 	}
 	w.expect(admin(), "the job ended")

@@ -14,8 +14,15 @@ func contentSecurityPolicy(base string) string {
 	return "frame-ancestors 'self'; report-uri " + base + reportPath + "; default-src 'none'"
 }
 
+// origins says from which hosts and pages requests may come. It is fixed.
+type origins struct {
+	allowed map[string]bool // origins of other hosts
+	check   bool            // the Host header
+	hosts   map[string]bool // that it may name
+}
+
 // takeReport discards a violation report. A browser sends it without a token, so its text could be anyone's.
-func (g *Gateway) takeReport(w http.ResponseWriter, _ *call) error {
+func takeReport(w http.ResponseWriter, _ *call) error {
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -23,8 +30,8 @@ func (g *Gateway) takeReport(w http.ResponseWriter, _ *call) error {
 // checkHost rejects a Host header that names neither this machine nor a host that the operator allows. It stops web
 // pages whose own name resolves to 127.0.0.1 (DNS rebinding). It is switched on only where the gateway listens on
 // loopback.
-func (g *Gateway) checkHost(r *http.Request) error {
-	if !g.opts.CheckHost || knownHost(r.Host, g.hosts) {
+func (o *origins) checkHost(r *http.Request) error {
+	if !o.check || knownHost(r.Host, o.hosts) {
 		return nil
 	}
 	return refuse(http.StatusForbidden,
@@ -68,9 +75,9 @@ func knownHost(hostport string, hosts map[string]bool) bool {
 
 // checkOrigin rejects requests that a page of another site makes a browser send. CORS does not cover websocket
 // upgrades, and with authentication off the origin is the only protection of all requests.
-func (g *Gateway) checkOrigin(r *http.Request) error {
+func (o *origins) checkOrigin(r *http.Request) error {
 	for _, origin := range r.Header.Values("Origin") {
-		if !sameHost(origin, r.Host) && !g.origins[lower(origin)] && !g.origins[AnyOrigin] {
+		if !sameHost(origin, r.Host) && !o.allowed[lower(origin)] && !o.allowed[AnyOrigin] {
 			return refuse(http.StatusForbidden, "Requests from this origin are not allowed; see --allow-origin.").by(originCheck)
 		}
 	}
@@ -97,17 +104,17 @@ func lower(text string) string {
 
 // allowOrigin adds the CORS headers for an allowed origin of another host. It does not allow credentials: a page sends
 // its token in a header that it sets itself.
-func (g *Gateway) allowOrigin(w http.ResponseWriter, r *http.Request) {
-	if len(g.origins) == 0 {
+func (o *origins) allowOrigin(w http.ResponseWriter, r *http.Request) {
+	if len(o.allowed) == 0 {
 		return
 	}
 	h := w.Header()
 	h.Add("Vary", "Origin")
 	origin := r.Header.Get("Origin")
 	switch {
-	case origin != "" && g.origins[AnyOrigin]:
+	case origin != "" && o.allowed[AnyOrigin]:
 		origin = AnyOrigin
-	case !g.origins[lower(origin)]:
+	case !o.allowed[lower(origin)]:
 		return
 	}
 	h.Set("Access-Control-Allow-Origin", origin)

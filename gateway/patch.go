@@ -38,7 +38,7 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	body, err := g.readObject(w, r)
+	body, err := g.bodies.object(w, r)
 	if err != nil {
 		return err
 	}
@@ -61,9 +61,9 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	if model == nil {
-		return writeJSON(w, http.StatusOK, g.modelFor(r.Who, &k))
+		return writeJSON(w, http.StatusOK, g.models.modelFor(r.Who, &k))
 	}
-	g.complete(model, r.Who, &k)
+	g.models.complete(model, r.Who, &k)
 	return writeJSON(w, http.StatusOK, model)
 }
 
@@ -136,7 +136,7 @@ func (g *Gateway) changeSharedWith(who kernels.Caller, raw json.RawMessage) (cha
 		return nil, err
 	}
 	return func(r *call, id string) (*kernelModel, error) {
-		_, err := g.updateNotes(r.Context(), id, func(n launcher.Notes) (launcher.Notes, error) {
+		_, err := updateNotes(r.Context(), g.opts.Launcher, id, func(n launcher.Notes) (launcher.Notes, error) {
 			n.Share(grants)
 			return n, nil
 		})

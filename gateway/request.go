@@ -80,14 +80,14 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	h.Set(api.HeaderRequestID, c.ID)
 	h.Set("Content-Security-Policy", contentSecurityPolicy(g.base))
 	h.Set("X-Content-Type-Options", "nosniff")
-	g.allowOrigin(w, r) // also for errors, which a page must be able to read
+	g.origins.allowOrigin(w, r) // also for errors, which a page must be able to read
 
 	res := g.find(r)
 	// Deferred, since an answer that is broken off is a panic.
 	defer func() { g.finish(w, c, res, time.Since(begin)) }()
 	var err error
 	if res == nil {
-		err = g.checkHost(r)
+		err = g.origins.checkHost(r)
 		if err == nil {
 			err = g.noRoute(r)
 		}
@@ -118,7 +118,7 @@ func (g *Gateway) hurry(w *response, r *http.Request) {
 	// the last request's may be over, and a "100 Continue" is written
 	_ = rc.SetWriteDeadline(time.Now().Add(g.answerTime))
 	if r.ContentLength != 0 {
-		_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime))
+		_ = rc.SetReadDeadline(time.Now().Add(g.bodies.time))
 	}
 	if len(r.TransferEncoding) > 0 {
 		// The request may have a Content-Length as well, which net/http hides and a proxy in front may have used. The rest
@@ -129,7 +129,7 @@ func (g *Gateway) hurry(w *response, r *http.Request) {
 
 // dispatch checks the request and calls its handler. A panic of the handler fails only its own request.
 func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
-	if err := g.checkHost(r.Request); err != nil {
+	if err := g.origins.checkHost(r.Request); err != nil {
 		return err
 	}
 	if r.Method == http.MethodOptions {
@@ -139,7 +139,7 @@ func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
 		return nil
 	}
 	if !res.open {
-		if err := g.checkOrigin(r.Request); err != nil {
+		if err := g.origins.checkOrigin(r.Request); err != nil {
 			return err
 		}
 		if r.Who, err = g.authenticate(r); err != nil {
@@ -288,13 +288,19 @@ func logMethod(method string) string {
 	return metrics.Other
 }
 
-// readBody reads a request's body, bounded in size and time.
-func (g *Gateway) readBody(w http.ResponseWriter, r *call) ([]byte, error) {
+// bodies reads the bodies of requests, bounded in size and time.
+type bodies struct {
+	most int64         // bytes
+	time time.Duration // until a body is there
+}
+
+// read reads a request's body.
+func (b *bodies) read(w http.ResponseWriter, r *call) ([]byte, error) {
 	rc := http.NewResponseController(w)
-	if err := rc.SetReadDeadline(time.Now().Add(g.bodyTime)); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+	if err := rc.SetReadDeadline(time.Now().Add(b.time)); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	}
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.opts.MaxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, b.most))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
@@ -307,27 +313,27 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *call) ([]byte, error) {
 	if err := rc.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	}
-	return b, nil
+	return body, nil
 }
 
-// readObject reads a body that is a JSON object, null or empty; the last two give nil. Keys are matched exactly, unlike
+// object reads a body that is a JSON object, null or empty; the last two give nil. Keys are matched exactly, unlike
 // those of structs in encoding/json.
-func (g *Gateway) readObject(w http.ResponseWriter, r *call) (object, error) {
-	b, err := g.readBody(w, r)
+func (b *bodies) object(w http.ResponseWriter, r *call) (object, error) {
+	body, err := b.read(w, r)
 	if err != nil {
 		return nil, err
 	}
-	if strings.TrimSpace(string(b)) == "" {
+	if strings.TrimSpace(string(body)) == "" {
 		return nil, nil
 	}
-	if !utf8.Valid(b) {
+	if !utf8.Valid(body) {
 		return nil, refuse(http.StatusBadRequest, "Invalid JSON in body of request: it is not UTF-8.")
 	}
-	if !json.Valid(b) {
+	if !json.Valid(body) {
 		return nil, refuse(http.StatusBadRequest, "Invalid JSON in body of request.")
 	}
 	var o object
-	if err := json.Unmarshal(b, &o); err != nil {
+	if err := json.Unmarshal(body, &o); err != nil {
 		return nil, refuse(http.StatusBadRequest, "The body of the request is not a JSON object.")
 	}
 	return o, nil

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"slices"
 	"sync"
@@ -35,9 +36,23 @@ type found struct {
 	kernel  launcher.Kernel
 }
 
-func (g *Gateway) sessionModel(f found, who kernels.Caller) sessionModel {
+// sessions are the sessions of notebooks, which are stored with their kernels.
+type sessions struct {
+	// Fixed.
+	kernels  *kernels.Service
+	launcher launcher.Launcher
+	jobs     *jobRoutes
+	models   *models
+	bodies   *bodies
+	base     string
+	log      *slog.Logger
+
+	paths pathLocks
+}
+
+func (ss *sessions) sessionModel(f found, who kernels.Caller) sessionModel {
 	m := sessionModel{ID: f.session.ID, Path: f.session.Path, Name: f.session.Name, Type: f.session.Type,
-		Kernel: g.modelFor(who, &f.kernel)}
+		Kernel: ss.models.modelFor(who, &f.kernel)}
 	if m.Type == "notebook" {
 		m.Notebook = &notebookModel{Path: m.Path, Name: m.Name}
 	}
@@ -45,10 +60,10 @@ func (g *Gateway) sessionModel(f found, who kernels.Caller) sessionModel {
 }
 
 // sessions returns the sessions that the caller may see.
-func (g *Gateway) sessions(ctx context.Context, who kernels.Caller) ([]found, error) {
+func (ss *sessions) all(ctx context.Context, who kernels.Caller) ([]found, error) {
 	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
-	list, err := g.kernels.List(ctx, who)
+	list, err := ss.kernels.List(ctx, who)
 	if err != nil {
 		return nil, err
 	}
@@ -75,8 +90,8 @@ func sessionsOf(list []launcher.Kernel) []found {
 }
 
 // sessionOf returns the session of the request's path.
-func (g *Gateway) sessionOf(r *call) (found, error) {
-	all, err := g.sessions(r.Context(), r.Who)
+func (ss *sessions) of(r *call) (found, error) {
+	all, err := ss.all(r.Context(), r.Who)
 	if err != nil {
 		return found{}, err
 	}
@@ -85,7 +100,7 @@ func (g *Gateway) sessionOf(r *call) (found, error) {
 	if i < 0 {
 		ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 		defer cancel()
-		list, err := g.opts.Launcher.Kernels(ctx)
+		list, err := ss.launcher.Kernels(ctx)
 		if err != nil {
 			return found{}, err
 		}
@@ -99,42 +114,42 @@ func (g *Gateway) sessionOf(r *call) (found, error) {
 	return all[i], nil
 }
 
-func (g *Gateway) listSessions(w http.ResponseWriter, r *call) error {
-	all, err := g.sessions(r.Context(), r.Who)
+func (ss *sessions) listSessions(w http.ResponseWriter, r *call) error {
+	all, err := ss.all(r.Context(), r.Who)
 	if err != nil {
 		return err
 	}
 	models := make([]sessionModel, 0, len(all))
 	for _, f := range all {
-		models = append(models, g.sessionModel(f, r.Who))
+		models = append(models, ss.sessionModel(f, r.Who))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
 
-func (g *Gateway) getSession(w http.ResponseWriter, r *call) error {
-	f, err := g.sessionOf(r)
+func (ss *sessions) getSession(w http.ResponseWriter, r *call) error {
+	f, err := ss.of(r)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, g.sessionModel(f, r.Who))
+	return writeJSON(w, http.StatusOK, ss.sessionModel(f, r.Who))
 }
 
 // deleteSession ends the session's kernel, and with it the session. A kernel in which a job runs lives on.
-func (g *Gateway) deleteSession(w http.ResponseWriter, r *call) error {
-	f, err := g.sessionOf(r)
+func (ss *sessions) deleteSession(w http.ResponseWriter, r *call) error {
+	f, err := ss.of(r)
 	if err != nil {
 		return err
 	}
-	if there, err := g.jobIn(r, f.kernel.ID); err != nil {
+	if there, err := ss.jobs.jobIn(r, f.kernel.ID); err != nil {
 		return err
 	} else if there {
-		if err := g.removeSession(r.Context(), f.kernel.ID, f.session.ID); err != nil {
+		if err := ss.removeSession(r.Context(), f.kernel.ID, f.session.ID); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	err = g.kernels.Stop(r.Context(), &r.Act, f.kernel.ID, "its session was shut down on request")
+	err = ss.kernels.Stop(r.Context(), &r.Act, f.kernel.ID, "its session was shut down on request")
 	if errors.Is(err, launcher.ErrNotFound) {
 		return refuse(http.StatusGone, "Kernel deleted before session")
 	}
@@ -152,9 +167,9 @@ type sessionRequest struct {
 }
 
 // readSession reads the body, also in Jupyter's old form {"notebook": {"path", "name"}}.
-func (g *Gateway) readSession(w http.ResponseWriter, r *call) (sessionRequest, error) {
+func (ss *sessions) readSession(w http.ResponseWriter, r *call) (sessionRequest, error) {
 	var req sessionRequest
-	body, err := g.readObject(w, r)
+	body, err := ss.bodies.object(w, r)
 	if err != nil {
 		return req, err
 	}
@@ -207,8 +222,8 @@ func valueOf(s *string) string {
 
 // createSession makes a session and its kernel. The same path is the same session. Requests for one path wait for each
 // other, so that a double click does not start two kernels. Requests through another gateway do not wait.
-func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
-	req, err := g.readSession(w, r)
+func (ss *sessions) createSession(w http.ResponseWriter, r *call) error {
+	req, err := ss.readSession(w, r)
 	switch {
 	case err != nil:
 		return err
@@ -217,12 +232,12 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 	case req.kind == nil:
 		return refuse(http.StatusBadRequest, "Missing field in JSON data: type")
 	}
-	unlock, err := g.paths.lock(r.Context(), r.Who.Name+"\x00"+*req.path)
+	unlock, err := ss.paths.lock(r.Context(), r.Who.Name+"\x00"+*req.path)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	all, err := g.sessions(r.Context(), r.Who)
+	all, err := ss.all(r.Context(), r.Who)
 	if err != nil {
 		return err
 	}
@@ -234,16 +249,16 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 	}
 	if i := slices.IndexFunc(all, same); i >= 0 {
 		r.Kernel = all[i].kernel.ID
-		return g.answerSession(w, r, http.StatusCreated, all[i])
+		return ss.answerSession(w, r, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind,
 		User: r.Who.Owner()}
 	id := ""
 	if req.kernelID != "" {
 		// The session of a running kernel is only stored.
-		k, err := g.sessionKernel(r.Context(), r.Who, req.kernelID)
+		k, err := ss.sessionKernel(r.Context(), r.Who, req.kernelID)
 		if err == nil {
-			return g.storeSession(w, r, http.StatusCreated, s, k)
+			return ss.storeSession(w, r, http.StatusCreated, s, k)
 		}
 		if !errors.Is(err, launcher.ErrNotFound) {
 			return err
@@ -252,8 +267,8 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 			id = req.kernelID
 		}
 	}
-	return g.startForSession(r, id, req.kernelName, func(k launcher.Kernel) error {
-		return g.storeSession(w, r, http.StatusCreated, s, k)
+	return ss.startForSession(r, id, req.kernelName, func(k launcher.Kernel) error {
+		return ss.storeSession(w, r, http.StatusCreated, s, k)
 	})
 }
 
@@ -266,25 +281,25 @@ func unused(id string, notFound error) bool {
 }
 
 // sessionKernel returns the kernel of an id in a request's body, if the caller may use it.
-func (g *Gateway) sessionKernel(ctx context.Context, who kernels.Caller, id string) (launcher.Kernel, error) {
+func (ss *sessions) sessionKernel(ctx context.Context, who kernels.Caller, id string) (launcher.Kernel, error) {
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
-	k, err := g.kernels.KernelOf(ctx, who, id)
+	k, err := ss.kernels.KernelOf(ctx, who, id)
 	if err != nil {
 		return k, err
 	}
 	if err := who.AccessTo(k).Suffices(useKernel); err != nil {
 		return k, err
 	}
-	g.opts.Launcher.Claim(id)
+	ss.launcher.Claim(id)
 	return k, nil
 }
 
 // startForSession starts a kernel, with an id if the client has chosen one. An unknown name is 501 here, as in Jupyter
 // Server.
-func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
-	err := g.kernels.Start(r.Context(), &r.Act, kernels.Wish{ID: id, Name: name}, answer)
+func (ss *sessions) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
+	err := ss.kernels.Start(r.Context(), &r.Act, kernels.Wish{ID: id, Name: name}, answer)
 	if errors.Is(err, kernels.ErrNoSpec) {
 		return &problem{status: http.StatusNotImplemented, message: problemOf(r, err).message, short: true}
 	}
@@ -292,24 +307,24 @@ func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher
 }
 
 // storeSession stores a session with its kernel, replacing one of the same id, and answers with it.
-func (g *Gateway) storeSession(
+func (ss *sessions) storeSession(
 	w http.ResponseWriter, r *call, status int, s launcher.Session, k launcher.Kernel,
 ) error {
 	r.Kernel = k.ID
-	stored, err := g.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
+	stored, err := ss.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
 		return withSession(all, s, k.Owner)
 	})
 	if err != nil {
 		return err
 	}
 	k.Sessions = stored
-	return g.answerSession(w, r, status, found{s, k})
+	return ss.answerSession(w, r, status, found{s, k})
 }
 
-func (g *Gateway) updateSessions(
+func (ss *sessions) updateSessions(
 	ctx context.Context, id string, change func([]launcher.Session) ([]launcher.Session, error),
 ) ([]launcher.Session, error) {
-	notes, err := g.updateNotes(ctx, id, func(n launcher.Notes) (launcher.Notes, error) {
+	notes, err := updateNotes(ctx, ss.launcher, id, func(n launcher.Notes) (launcher.Notes, error) {
 		var err error
 		n.Sessions, err = change(n.Sessions)
 		return n, err
@@ -318,20 +333,20 @@ func (g *Gateway) updateSessions(
 }
 
 // removeSession removes a session of a kernel, which lives on.
-func (g *Gateway) removeSession(ctx context.Context, kernel, session string) error {
-	_, err := g.updateSessions(ctx, kernel, func(all []launcher.Session) ([]launcher.Session, error) {
+func (ss *sessions) removeSession(ctx context.Context, kernel, session string) error {
+	_, err := ss.updateSessions(ctx, kernel, func(all []launcher.Session) ([]launcher.Session, error) {
 		return without(all, session), nil
 	})
 	return err
 }
 
 // updateNotes changes what is stored with a kernel, within kernels.ReadTime.
-func (g *Gateway) updateNotes(
-	ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error),
+func updateNotes(
+	ctx context.Context, l launcher.Launcher, id string, change func(launcher.Notes) (launcher.Notes, error),
 ) (launcher.Notes, error) {
 	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
-	return g.opts.Launcher.UpdateNotes(ctx, id, change)
+	return l.UpdateNotes(ctx, id, change)
 }
 
 // without returns a copy of the sessions without the one of an id.
@@ -339,21 +354,21 @@ func without(all []launcher.Session, id string) []launcher.Session {
 	return slices.DeleteFunc(slices.Clone(all), func(s launcher.Session) bool { return s.ID == id })
 }
 
-func (g *Gateway) answerSession(w http.ResponseWriter, r *call, status int, f found) error {
+func (ss *sessions) answerSession(w http.ResponseWriter, r *call, status int, f found) error {
 	if status == http.StatusCreated {
-		w.Header().Set("Location", g.base+"/api/sessions/"+f.session.ID)
+		w.Header().Set("Location", ss.base+"/api/sessions/"+f.session.ID)
 	}
-	return writeJSON(w, status, g.sessionModel(f, r.Who))
+	return writeJSON(w, status, ss.sessionModel(f, r.Who))
 }
 
 // patchSession renames a session or gives it another kernel: a running one by id, or a new one by name; the id wins.
 // The session's old kernel is then shut down, as in Jupyter Server.
-func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
-	req, err := g.readSession(w, r)
+func (ss *sessions) patchSession(w http.ResponseWriter, r *call) error {
+	req, err := ss.readSession(w, r)
 	if err != nil {
 		return err
 	}
-	f, err := g.sessionOf(r)
+	f, err := ss.of(r)
 	if err != nil {
 		return err
 	}
@@ -371,9 +386,9 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 	}
 	switch {
 	case req.kernelID == f.kernel.ID, req.kernelID == "" && req.kernelName == "":
-		return g.storeSession(w, r, http.StatusOK, s, f.kernel)
+		return ss.storeSession(w, r, http.StatusOK, s, f.kernel)
 	case req.kernelID != "":
-		k, err := g.sessionKernel(r.Context(), r.Who, req.kernelID)
+		k, err := ss.sessionKernel(r.Context(), r.Who, req.kernelID)
 		switch p := refuse(http.StatusBadRequest, "No such kernel: %s", kernels.Shorten(req.kernelID)); {
 		case errors.Is(err, kernels.ErrHidden):
 			return p.by(kernels.AccessCheck)
@@ -383,34 +398,34 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 		if err != nil {
 			return err
 		}
-		return g.moveSession(w, r, s, f.kernel.ID, k)
+		return ss.moveSession(w, r, s, f.kernel.ID, k)
 	}
-	return g.startForSession(r, "", req.kernelName, func(k launcher.Kernel) error {
-		return g.moveSession(w, r, s, f.kernel.ID, k)
+	return ss.startForSession(r, "", req.kernelName, func(k launcher.Kernel) error {
+		return ss.moveSession(w, r, s, f.kernel.ID, k)
 	})
 }
 
 // moveSession stores a session with another kernel and then ends the old one, so that the session always has a kernel.
-func (g *Gateway) moveSession(
+func (ss *sessions) moveSession(
 	w http.ResponseWriter, r *call, s launcher.Session, from string, to launcher.Kernel,
 ) error {
 	add := func(all []launcher.Session) ([]launcher.Session, error) { return withSession(all, s, to.Owner) }
-	if _, err := g.updateSessions(r.Context(), to.ID, add); err != nil {
+	if _, err := ss.updateSessions(r.Context(), to.ID, add); err != nil {
 		return err
 	}
-	if err := g.removeSession(r.Context(), from, s.ID); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+	if err := ss.removeSession(r.Context(), from, s.ID); err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		return err
 	}
-	there, err := g.jobIn(r, from)
+	there, err := ss.jobs.jobIn(r, from)
 	if err == nil && !there {
-		err = g.kernels.Stop(r.Context(), &r.Act, from, "its session was given another kernel")
+		err = ss.kernels.Stop(r.Context(), &r.Act, from, "its session was given another kernel")
 	}
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		// The session has moved. An error would end the new kernel and lose the session with it.
-		g.log.Error("the previous kernel of a session could not be stopped", logkey.Kernel, from, logkey.Session, s.ID,
+		ss.log.Error("the previous kernel of a session could not be stopped", logkey.Kernel, from, logkey.Session, s.ID,
 			logkey.Err, err)
 	}
-	return g.answerSession(w, r, http.StatusOK, found{s, to})
+	return ss.answerSession(w, r, http.StatusOK, found{s, to})
 }
 
 // pathLocks makes requests for one path wait for each other. A path has an entry only while a request holds or awaits

@@ -17,7 +17,7 @@ import (
 //go:embed openapi.yaml
 var apiDescription []byte
 
-func (g *Gateway) getHealth(w http.ResponseWriter, _ *call) error { return writeOK(w) }
+func getHealth(w http.ResponseWriter, _ *call) error { return writeOK(w) }
 
 func (g *Gateway) getReady(w http.ResponseWriter, _ *call) error {
 	if !g.ready.Load() {
@@ -101,7 +101,7 @@ func (g *Gateway) getIdentity(w http.ResponseWriter, r *call) error {
 	})
 }
 
-func (g *Gateway) getSpec(w http.ResponseWriter, _ *call) error {
+func getSpec(w http.ResponseWriter, _ *call) error {
 	w.Header().Set("Content-Type", "text/x-yaml")
 	if _, err := w.Write(apiDescription); err != nil {
 		return &unwritten{err}

@@ -36,7 +36,7 @@ func (g *Gateway) getChannels(w http.ResponseWriter, r *call) error {
 	if !isUpgrade(r.Request) {
 		return refuse(http.StatusBadRequest, "This route is a websocket, and the request is not an upgrade to one.")
 	}
-	c, err := g.open(g.websockets, r, id)
+	c, err := g.websockets.open(r, id)
 	if err != nil {
 		return err
 	}
@@ -60,9 +60,15 @@ func (g *Gateway) getChannels(w http.ResponseWriter, r *call) error {
 	return nil
 }
 
-// open adds a connection of the request's user to a registry.
-func (g *Gateway) open(to *channels.Registry[kernels.Caller], r *call, kernel string) (*connection, error) {
-	c, err := to.Add(r.Context(), kernel, r.Who.Name, r.Who)
+// connections are open connections of one sort, with the bounds that refusals name.
+type connections struct {
+	*channels.Registry[kernels.Caller]
+	perKernel, perUser int
+}
+
+// open adds a connection of the request's user.
+func (cs *connections) open(r *call, kernel string) (*connection, error) {
+	c, err := cs.Add(r.Context(), kernel, r.Who.Name, r.Who)
 	var p *problem
 	switch {
 	case err == nil:
@@ -71,10 +77,10 @@ func (g *Gateway) open(to *channels.Registry[kernels.Caller], r *call, kernel st
 		return nil, refuse(http.StatusServiceUnavailable, "The gateway is stopping. Connect again.")
 	case errors.Is(err, channels.ErrKernelFull):
 		p = refuse(http.StatusTooManyRequests, "The kernel has %d connections, as many as are allowed here.",
-			g.opts.ConnectionsPerKernel)
+			cs.perKernel)
 	case errors.Is(err, channels.ErrUserFull):
 		p = refuse(http.StatusTooManyRequests, "You have %d connections, as many as are allowed here.",
-			g.opts.ConnectionsPerUser)
+			cs.perUser)
 	default:
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 
 // wishOf reads the body of a POST: {"name"?, "path"?, "env"?, "kernel_id"?, "flavor"?}. It ignores other members and
 // path, which is relative to a root that only Jupyter Server has.
-func (g *Gateway) wishOf(body object) (wish kernels.Wish, err error) {
+func wishOf(s *kernels.Service, body object) (wish kernels.Wish, err error) {
 	path, named := "", false
 	for _, text := range []struct {
 		member string
@@ -22,19 +22,19 @@ func (g *Gateway) wishOf(body object) (wish kernels.Wish, err error) {
 	if named && wish.ID == "" {
 		return wish, refuse(http.StatusBadRequest, "The kernel id is not a UUID in lower case with hyphens.")
 	}
-	wish.Env, err = g.variables(body)
+	wish.Env, err = variables(s, body)
 	return wish, err
 }
 
 // variables returns the variables of "env" that a client may set.
-func (g *Gateway) variables(body object) (map[string]string, error) {
+func variables(s *kernels.Service, body object) (map[string]string, error) {
 	members, err := body.object("env")
 	if err != nil {
 		return nil, err
 	}
 	env := map[string]string{}
 	for name, raw := range members {
-		if !g.kernels.MaySet(name) {
+		if !s.MaySet(name) {
 			continue
 		}
 		var text string
