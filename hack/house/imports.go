@@ -127,6 +127,7 @@ var mayImport = map[string][]string{
 		"launcher/kube/poddial",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
+		"launcher/kube/records",
 		"launcher/kube/replicas",
 		"launcher/supervisor/api",
 		"launcher/warm",
@@ -164,6 +165,7 @@ var mayImport = map[string][]string{
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/supervisor/api"},
 
 	"launcher/kube/poddial":   {"launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/records":   {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus"},
 	"launcher/kube/replicas":  {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
 	"launcher/kube/admission": {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/supervisor/api"},
 
@@ -327,7 +329,7 @@ var doors = []struct {
 	{
 		"k8s.io/",
 		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission", "launcher/kube/poddial",
-			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/replicas"},
+			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas"},
 		[]string{"deploy", "e2e"},
 	},
 }

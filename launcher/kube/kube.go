@@ -47,6 +47,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -147,6 +148,8 @@ func realTiming() timing {
 
 // Launcher runs kernels in pods. It implements launcher.Launcher. All methods may be called concurrently.
 type Launcher struct {
+	launcher.RecordKeeper // records
+
 	// Fixed.
 	opts       Options
 	client     kubernetes.Interface
@@ -167,6 +170,7 @@ type Launcher struct {
 	answers   answers
 	absent    *lru.Cache[string, time.Time] // when the cluster did not have a kernel, by its id
 	access    namespaceAccess
+	records   *records.Store
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  machines
 	warm      *warmStore
@@ -256,6 +260,18 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
+	l.records = records.New(records.Options{
+		ConfigMaps: l.client.CoreV1().ConfigMaps(o.Pods.Namespace),
+		Keys:       keys,
+		Log:        l.log,
+		Metadata: func(ctx context.Context, lo metav1.ListOptions) ([]metav1.ObjectMeta, string, error) {
+			return o.Cluster.configMapsMetadata(ctx, o.Pods.Namespace, lo)
+		},
+		Bound:       l.apiContext,
+		Unavailable: l.unavailable,
+		Now:         l.clusterNow,
+	})
+	l.RecordKeeper = l.records
 	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())

@@ -35,7 +35,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)
-			if err := l.sweepRecords(ctx); err != nil && ctx.Err() == nil {
+			if err := l.records.Sweep(ctx); err != nil && ctx.Err() == nil {
 				l.log.Warn("pieces of old records could not be removed; this is tried again", logkey.Err, err)
 			}
 			if err := l.sweepHomes(ctx); err != nil && ctx.Err() == nil {

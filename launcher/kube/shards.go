@@ -7,10 +7,7 @@ import (
 	"hash/fnv"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -33,7 +30,7 @@ func (l *Launcher) storeEndings(ctx context.Context, p endingsPlace, data map[st
 	l.mu.Unlock()
 	if !full {
 		err := l.writeEndingsOf(ctx, p.namespace, p.name, data)
-		if !isTooLarge(err) {
+		if !podstatus.IsTooLarge(err) {
 			return err
 		}
 		l.log.Info("the endings of kernels in this hour need further config maps", logkey.Namespace, p.namespace,
@@ -55,7 +52,7 @@ func (l *Launcher) storeEndings(ctx context.Context, p endingsPlace, data map[st
 	}
 	var lost, temporary error
 	for name, some := range shards {
-		if err := l.writeEndingsOf(ctx, p.namespace, name, some); isTooLarge(err) {
+		if err := l.writeEndingsOf(ctx, p.namespace, name, some); podstatus.IsTooLarge(err) {
 			lost = errors.Join(lost, err)
 		} else {
 			temporary = errors.Join(temporary, err)
@@ -82,17 +79,6 @@ func hourOf(name string) (hour string, ok bool) {
 	}
 	return name[:n], true
 }
-
-// isTooLarge reports whether the API server has rejected an object because of its size.
-func isTooLarge(err error) bool {
-	if apierrors.IsRequestEntityTooLargeError(err) {
-		return true
-	}
-	_, tooLong := apierrors.StatusCause(err, causeTooLong)
-	return apierrors.IsInvalid(err) && tooLong
-}
-
-const causeTooLong = metav1.CauseType(field.ErrorTypeTooLong)
 
 // precedes reports whether an ending is an earlier state of another one of the same kernel.
 func (e *storedEnding) precedes(other *storedEnding) bool {

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // quotaExceeded matches the error of the quota admission plugin: the quota's name, and lists of resource=quantity.
@@ -80,6 +81,15 @@ func ExplainError(err error) Reason {
 // In a new namespace that takes a moment.
 func IsUncounted(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "status unknown for quota")
+}
+
+// IsTooLarge reports whether the API server has rejected an object because of its size.
+func IsTooLarge(err error) bool {
+	if apierrors.IsRequestEntityTooLargeError(err) {
+		return true
+	}
+	_, tooLong := apierrors.StatusCause(err, metav1.CauseType(field.ErrorTypeTooLong))
+	return apierrors.IsInvalid(err) && tooLong
 }
 
 // quotaReason explains an error that quotaExceeded has matched. The class is ClassNever if the request is larger than

@@ -1,4 +1,4 @@
-package kube
+package records
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -24,21 +25,21 @@ const (
 )
 
 // CreateRecord stores a new record.
-func (l *Launcher) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
-	return l.writeRecord(ctx, r, recordVersion{})
+func (s *Store) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	return s.writeRecord(ctx, r, recordVersion{})
 }
 
 // ReplaceRecord stores other data for a record.
-func (l *Launcher) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+func (s *Store) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
 	before, ok := parseVersion(r.Version)
 	if !ok || before.resource == "" {
 		return launcher.Record{}, launcher.ErrRecordChanged
 	}
-	return l.writeRecord(ctx, r, before)
+	return s.writeRecord(ctx, r, before)
 }
 
 // writeRecord writes a record if the present one has the given version; the zero value means that there is none.
-func (l *Launcher) writeRecord(
+func (s *Store) writeRecord(
 	ctx context.Context, r launcher.Record, before recordVersion,
 ) (launcher.Record, error) {
 	n := recordName{r.Kind, r.ID}
@@ -48,48 +49,48 @@ func (l *Launcher) writeRecord(
 	if len(r.Data) > maxRecord {
 		return launcher.Record{}, launcher.ErrRecordTooLarge
 	}
-	sealed, err := l.seal(n, r.Data)
+	sealed, err := s.seal(n, r.Data)
 	if err != nil {
 		return launcher.Record{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
-	head := l.newHead(n, before.resource, r.Settled)
+	head := s.newHead(n, before.resource, r.Settled)
 	var now recordVersion
 	if len(sealed) <= recordPiece {
 		head.BinaryData = map[string][]byte{recordContent: sealed}
 	} else {
 		now.generation = newGeneration()
-		if now.pieces, err = l.createPieces(ctx, n, now.generation, sealed); err != nil {
-			l.removePieces(ctx, n, now)
+		if now.pieces, err = s.createPieces(ctx, n, now.generation, sealed); err != nil {
+			s.removePieces(ctx, n, now)
 			return launcher.Record{}, err
 		}
 		head.Labels[labelGeneration] = now.generation
 	}
 	head.Data[recordPieces] = strconv.Itoa(now.pieces)
-	written, err := l.writeHead(ctx, head)
+	written, err := s.writeHead(ctx, head)
 	if err != nil {
 		if !errors.Is(err, launcher.ErrUnavailable) && ctx.Err() == nil { // else the head may be written
-			l.removePieces(ctx, n, now)
+			s.removePieces(ctx, n, now)
 		}
 		return launcher.Record{}, err
 	}
-	l.removePieces(ctx, n, before)
+	s.removePieces(ctx, n, before)
 	now.resource = written.ResourceVersion
 	return launcher.Record{Kind: r.Kind, ID: r.ID, Data: append([]byte(nil), r.Data...), Version: now.String(),
 		Settled: r.Settled}, nil
 }
 
 // newHead returns a head without content.
-func (l *Launcher) newHead(n recordName, resourceVersion string, settled bool) *corev1.ConfigMap {
+func (s *Store) newHead(n recordName, resourceVersion string, settled bool) *corev1.ConfigMap {
 	head := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: l.recordsNamespace(), Name: n.head(), ResourceVersion: resourceVersion,
+		ObjectMeta: metav1.ObjectMeta{Name: n.head(), ResourceVersion: resourceVersion,
 			Labels: map[string]string{
 				podspec.LabelManagedBy: podspec.Manager,
 				podspec.LabelComponent: componentRecord,
 				labelRecord:            podspec.LabelValue(n.kind),
 			}},
-		Data: map[string]string{recordKey: l.keys[0].Fingerprint},
+		Data: map[string]string{recordKey: s.opts.Keys[0].Fingerprint},
 	}
 	if settled {
 		head.Labels[labelSettled] = "true"
@@ -98,13 +99,13 @@ func (l *Launcher) newHead(n recordName, resourceVersion string, settled bool) *
 }
 
 // writeHead creates a head that has no resource version, and updates others.
-func (l *Launcher) writeHead(ctx context.Context, head *corev1.ConfigMap) (*corev1.ConfigMap, error) {
-	asking, cancel := l.apiContext(ctx)
+func (s *Store) writeHead(ctx context.Context, head *corev1.ConfigMap) (*corev1.ConfigMap, error) {
+	asking, cancel := s.opts.Bound(ctx)
 	defer cancel()
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	maps := l.client.CoreV1().ConfigMaps(head.Namespace)
+	maps := s.opts.ConfigMaps
 	var written *corev1.ConfigMap
 	var err error
 	if head.ResourceVersion == "" {
@@ -118,19 +119,19 @@ func (l *Launcher) writeHead(ctx context.Context, head *corev1.ConfigMap) (*core
 	case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err),
 		apierrors.IsNotFound(err) && head.ResourceVersion != "":
 		return nil, launcher.ErrRecordChanged
-	case isTooLarge(err):
+	case podstatus.IsTooLarge(err):
 		return nil, launcher.ErrRecordTooLarge
 	}
-	return nil, l.unavailable(ctx, "change of a record", err)
+	return nil, s.opts.Unavailable(ctx, "change of a record", err)
 }
 
 // createPieces creates the pieces of a generation, and returns how many it has begun to create.
-func (l *Launcher) createPieces(ctx context.Context, n recordName, generation string, sealed []byte) (int, error) {
+func (s *Store) createPieces(ctx context.Context, n recordName, generation string, sealed []byte) (int, error) {
 	count := 0
 	for ; len(sealed) > 0; count++ {
 		size := min(len(sealed), recordPiece)
 		m := &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: l.recordsNamespace(), Name: n.piece(generation, count),
+			ObjectMeta: metav1.ObjectMeta{Name: n.piece(generation, count),
 				Labels: map[string]string{
 					podspec.LabelManagedBy: podspec.Manager,
 					podspec.LabelComponent: componentPiece,
@@ -141,70 +142,70 @@ func (l *Launcher) createPieces(ctx context.Context, n recordName, generation st
 			Immutable:  new(true),
 		}
 		sealed = sealed[size:]
-		asking, cancel := l.apiContext(ctx)
-		_, err := l.client.CoreV1().ConfigMaps(m.Namespace).Create(asking, m, metav1.CreateOptions{})
+		asking, cancel := s.opts.Bound(ctx)
+		_, err := s.opts.ConfigMaps.Create(asking, m, metav1.CreateOptions{})
 		cancel()
-		if isTooLarge(err) {
+		if podstatus.IsTooLarge(err) {
 			return count, launcher.ErrRecordTooLarge
 		}
 		if err != nil {
-			return count + 1, l.unavailable(ctx, "a piece of a record", err)
+			return count + 1, s.opts.Unavailable(ctx, "a piece of a record", err)
 		}
 	}
 	return count, nil
 }
 
 // removePieces removes the pieces that a version of a head has named. What it cannot remove is swept later.
-func (l *Launcher) removePieces(ctx context.Context, n recordName, v recordVersion) {
+func (s *Store) removePieces(ctx context.Context, n recordName, v recordVersion) {
 	for i := range v.pieces {
 		name := n.piece(v.generation, i)
-		if err := l.removeRecordObject(ctx, name, metav1.DeleteOptions{}); err != nil {
-			l.log.Info("a piece of an old record is removed later", logkey.ConfigMap, name, logkey.Err, err)
+		if err := s.removeRecordObject(ctx, name, metav1.DeleteOptions{}); err != nil {
+			s.opts.Log.Info("a piece of an old record is removed later", logkey.ConfigMap, name, logkey.Err, err)
 			return
 		}
 	}
 }
 
-func (l *Launcher) removeRecordObject(ctx context.Context, name string, o metav1.DeleteOptions) error {
-	asking, cancel := l.apiContext(ctx)
+func (s *Store) removeRecordObject(ctx context.Context, name string, o metav1.DeleteOptions) error {
+	asking, cancel := s.opts.Bound(ctx)
 	defer cancel()
-	err := l.client.CoreV1().ConfigMaps(l.recordsNamespace()).Delete(asking, name, o)
+	err := s.opts.ConfigMaps.Delete(asking, name, o)
 	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // a conflict: another object has the name by now
 	}
-	return l.unavailable(ctx, "removal of a record", err)
+	return s.opts.Unavailable(ctx, "removal of a record", err)
 }
 
 // RemoveRecord removes a record: its head first, then its pieces.
-func (l *Launcher) RemoveRecord(ctx context.Context, kind, id string) error {
+func (s *Store) RemoveRecord(ctx context.Context, kind, id string) error {
 	n := recordName{kind, id}
 	if err := n.check(); err != nil {
 		return err
 	}
-	head, err := l.recordObject(ctx, n.head())
+	head, err := s.recordObject(ctx, n.head())
 	if errors.Is(err, launcher.ErrNoRecord) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := l.removeRecordObject(ctx, n.head(), metav1.DeleteOptions{}); err != nil {
+	if err := s.removeRecordObject(ctx, n.head(), metav1.DeleteOptions{}); err != nil {
 		return err
 	}
 	if v, err := versionOf(head); err == nil {
-		l.removePieces(ctx, n, v)
+		s.removePieces(ctx, n, v)
 	}
 	return nil
 }
 
-// sweepRecords removes pieces that no head names. The pieces are listed before the heads: a head that was written in
+// Sweep removes pieces that no head names. The pieces are listed before the heads: a head that was written in
 // between is seen.
-func (l *Launcher) sweepRecords(ctx context.Context) error {
-	pieces, err := l.recordObjects(ctx, selectManaged+","+podspec.LabelComponent+"="+componentPiece)
+func (s *Store) Sweep(ctx context.Context) error {
+	pieces, err := s.recordObjects(ctx, selectManaged+","+podspec.LabelComponent+"="+componentPiece)
 	if err != nil || len(pieces) == 0 {
 		return err
 	}
-	heads, err := l.recordObjects(ctx, selectManaged+","+podspec.LabelComponent+"="+componentRecord+","+labelGeneration)
+	heads, err := s.recordObjects(ctx, selectManaged+","+podspec.LabelComponent+"="+componentRecord+","+labelGeneration)
 	if err != nil {
 		return err
 	}
@@ -214,14 +215,14 @@ func (l *Launcher) sweepRecords(ctx context.Context) error {
 	}
 	for i := range pieces {
 		p := &pieces[i]
-		if named[strings.TrimSuffix(p.Name, path.Ext(p.Name))] || l.clusterNow().Sub(p.CreationTimestamp.Time) < orphanAge {
+		if named[strings.TrimSuffix(p.Name, path.Ext(p.Name))] || s.opts.Now().Sub(p.CreationTimestamp.Time) < orphanAge {
 			continue
 		}
-		if err := l.removeRecordObject(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+		if err := s.removeRecordObject(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
 			UID: &p.UID}}); err != nil {
 			return fmt.Errorf("config map %s: %w", p.Name, err)
 		}
-		l.log.Info("a piece of an old record was removed", logkey.ConfigMap, p.Name)
+		s.opts.Log.Info("a piece of an old record was removed", logkey.ConfigMap, p.Name)
 	}
 	return nil
 }

@@ -1,9 +1,12 @@
-package kube
+// Package records keeps the gateway's records in config maps of the cluster, encrypted. A Store implements
+// launcher.RecordKeeper. It starts no goroutine, and has no state but the cluster's.
+package records
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -12,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -35,10 +39,12 @@ import (
 // killed writer leaves behind is swept by the reaper. A reader that misses a piece reads the head again: the record was
 // replaced meanwhile.
 //
-// The data is compressed and encrypted, see records_seal.go. So the gateways need no right to read secrets, and people
+// The data is compressed and encrypted, see seal.go. So the gateways need no right to read secrets, and people
 // who may read config maps do not read notebooks.
 const (
 	recordPrefix = "ekg-record."
+
+	selectManaged = podspec.LabelManagedBy + "=" + podspec.Manager
 
 	componentRecord = "record"       // labelComponent of heads
 	componentPiece  = "record-piece" // labelComponent of pieces
@@ -104,20 +110,42 @@ func parseVersion(text string) (v recordVersion, ok bool) {
 	return recordVersion{parts[0], parts[1], n}, err == nil
 }
 
+// Options configures a Store.
+type Options struct {
+	ConfigMaps corev1client.ConfigMapInterface // of the namespace that has the records
+	Keys       []podspec.MasterKey             // the first is for new records; at least one
+	Log        *slog.Logger
+
+	// Metadata returns the metadata of one page of those config maps, and where the next page begins.
+	Metadata func(ctx context.Context, o metav1.ListOptions) (page []metav1.ObjectMeta, next string, err error)
+	// Bound bounds one request to the API server.
+	Bound func(context.Context) (context.Context, context.CancelFunc)
+	// Unavailable returns the error for a request that has failed: ctx's own, or launcher.ErrUnavailable.
+	Unavailable func(ctx context.Context, what string, err error) error
+	// Now is the time by the API server's clock.
+	Now func() time.Time
+}
+
+// Store keeps records. All methods may be called concurrently, and by several gateways.
+type Store struct{ opts Options }
+
+// New returns the records of a namespace.
+func New(o Options) *Store { return &Store{o} }
+
 // MaxRecord returns how many bytes of data a record can have.
-func (l *Launcher) MaxRecord() int64 { return maxRecord }
+func (s *Store) MaxRecord() int64 { return maxRecord }
 
 // RecordPace returns the time between two replacements of a record: etcd keeps all of them for some minutes.
-func (l *Launcher) RecordPace() time.Duration { return recordPace }
+func (s *Store) RecordPace() time.Duration { return recordPace }
 
 // Records returns all records of a kind.
-func (l *Launcher) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return l.listRecords(ctx, kind, "")
+func (s *Store) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return s.listRecords(ctx, kind, "")
 }
 
 // OpenRecords returns the records of a kind that are not settled.
-func (l *Launcher) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return l.listRecords(ctx, kind, ",!"+labelSettled)
+func (s *Store) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return s.listRecords(ctx, kind, ",!"+labelSettled)
 }
 
 func selectRecords(kind string) string {
@@ -125,16 +153,21 @@ func selectRecords(kind string) string {
 		podspec.LabelValue(kind)
 }
 
-func (l *Launcher) listRecords(ctx context.Context, kind, also string) ([]launcher.Record, error) {
+func (s *Store) listRecords(ctx context.Context, kind, also string) ([]launcher.Record, error) {
 	if err := (recordName{kind, "any"}).check(); err != nil {
 		return nil, err
 	}
 	var heads []corev1.ConfigMap
-	err := l.eachConfigMap(ctx, l.recordsNamespace(), selectRecords(kind)+also, recordsPage, func(head *corev1.ConfigMap) {
-		heads = append(heads, *head)
-	})
-	if err != nil {
-		return nil, l.unavailable(ctx, "list of records", err)
+	options := metav1.ListOptions{LabelSelector: selectRecords(kind) + also, Limit: recordsPage}
+	for more := true; more; more = options.Continue != "" {
+		asking, cancel := s.opts.Bound(ctx)
+		page, err := s.opts.ConfigMaps.List(asking, options)
+		cancel()
+		if err != nil {
+			return nil, s.opts.Unavailable(ctx, "list of records", err)
+		}
+		heads = append(heads, page.Items...)
+		options.Continue = page.Continue
 	}
 	all := make([]launcher.Record, 0, len(heads))
 	for i := range heads {
@@ -142,12 +175,12 @@ func (l *Launcher) listRecords(ctx context.Context, kind, also string) ([]launch
 		if !ok {
 			continue // it has the labels of a record, and is none
 		}
-		r, err := l.assemble(ctx, recordName{kind, id}, &heads[i])
+		r, err := s.assemble(ctx, recordName{kind, id}, &heads[i])
 		switch {
 		case errors.Is(err, launcher.ErrNoRecord): // it was removed meanwhile
 			continue
 		case errors.Is(err, launcher.ErrRecordDamaged):
-			l.log.Error("a record cannot be read", logkey.ConfigMap, heads[i].Name, logkey.Err, err)
+			s.opts.Log.Error("a record cannot be read", logkey.ConfigMap, heads[i].Name, logkey.Err, err)
 		case err != nil:
 			return nil, err
 		}
@@ -162,15 +195,12 @@ func recordID(kind, head string) (id string, ok bool) {
 	return id, ok && launcher.ValidRecordName(id)
 }
 
-// recordsNamespace is the namespace of all records.
-func (l *Launcher) recordsNamespace() string { return l.opts.Pods.Namespace }
-
 // RecordIDs returns the ids of all records of a kind.
-func (l *Launcher) RecordIDs(ctx context.Context, kind string) ([]string, error) {
+func (s *Store) RecordIDs(ctx context.Context, kind string) ([]string, error) {
 	if err := (recordName{kind, "any"}).check(); err != nil {
 		return nil, err
 	}
-	heads, err := l.recordObjects(ctx, selectRecords(kind))
+	heads, err := s.recordObjects(ctx, selectRecords(kind))
 	if err != nil {
 		return nil, err
 	}
@@ -184,15 +214,15 @@ func (l *Launcher) RecordIDs(ctx context.Context, kind string) ([]string, error)
 }
 
 // recordObjects returns the metadata of config maps.
-func (l *Launcher) recordObjects(ctx context.Context, selector string) ([]metav1.ObjectMeta, error) {
+func (s *Store) recordObjects(ctx context.Context, selector string) ([]metav1.ObjectMeta, error) {
 	var all []metav1.ObjectMeta
 	options := metav1.ListOptions{LabelSelector: selector, Limit: namesPage}
 	for {
-		asking, cancel := l.apiContext(ctx)
-		page, next, err := l.opts.Cluster.configMapsMetadata(asking, l.recordsNamespace(), options)
+		asking, cancel := s.opts.Bound(ctx)
+		page, next, err := s.opts.Metadata(asking, options)
 		cancel()
 		if err != nil {
-			return nil, l.unavailable(ctx, "list of records", err)
+			return nil, s.opts.Unavailable(ctx, "list of records", err)
 		}
 		all = append(all, page...)
 		if options.Continue = next; next == "" {
@@ -202,35 +232,35 @@ func (l *Launcher) recordObjects(ctx context.Context, selector string) ([]metav1
 }
 
 // Record returns one record.
-func (l *Launcher) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+func (s *Store) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
 	n := recordName{kind, id}
 	if err := n.check(); err != nil {
 		return launcher.Record{}, err
 	}
-	head, err := l.recordObject(ctx, n.head())
+	head, err := s.recordObject(ctx, n.head())
 	if err != nil {
 		return launcher.Record{}, err
 	}
-	return l.assemble(ctx, n, head)
+	return s.assemble(ctx, n, head)
 }
 
 // recordObject reads one config map. The error is ErrNoRecord if it is not there.
-func (l *Launcher) recordObject(ctx context.Context, name string) (*corev1.ConfigMap, error) {
-	asking, cancel := l.apiContext(ctx)
+func (s *Store) recordObject(ctx context.Context, name string) (*corev1.ConfigMap, error) {
+	asking, cancel := s.opts.Bound(ctx)
 	defer cancel()
-	m, err := l.client.CoreV1().ConfigMaps(l.recordsNamespace()).Get(asking, name, metav1.GetOptions{})
+	m, err := s.opts.ConfigMaps.Get(asking, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, launcher.ErrNoRecord
 	case err != nil:
-		return nil, l.unavailable(ctx, "record", err)
+		return nil, s.opts.Unavailable(ctx, "record", err)
 	}
 	return m, nil
 }
 
 // assemble returns the record of a head. If the head's pieces have gone it reads the head again. A damaged record is
 // returned without data.
-func (l *Launcher) assemble(ctx context.Context, n recordName, head *corev1.ConfigMap) (launcher.Record, error) {
+func (s *Store) assemble(ctx context.Context, n recordName, head *corev1.ConfigMap) (launcher.Record, error) {
 	for range readAttempts {
 		r := launcher.Record{Kind: n.kind, ID: n.id, Settled: head.Labels[labelSettled] != ""}
 		v, err := versionOf(head)
@@ -240,15 +270,15 @@ func (l *Launcher) assemble(ctx context.Context, n recordName, head *corev1.Conf
 		}
 		sealed := head.BinaryData[recordContent]
 		if v.pieces > 0 {
-			sealed, err = l.readPieces(ctx, n, v)
+			sealed, err = s.readPieces(ctx, n, v)
 		}
 		if err == nil {
-			r.Data, err = l.openSealed(n, head.Data[recordKey], sealed)
+			r.Data, err = s.openSealed(n, head.Data[recordKey], sealed)
 		}
 		if !errors.Is(err, launcher.ErrNoRecord) {
 			return r, err
 		}
-		if head, err = l.recordObject(ctx, n.head()); err != nil {
+		if head, err = s.recordObject(ctx, n.head()); err != nil {
 			return launcher.Record{}, err
 		}
 		if head.ResourceVersion == v.resource {
@@ -259,10 +289,10 @@ func (l *Launcher) assemble(ctx context.Context, n recordName, head *corev1.Conf
 }
 
 // readPieces returns the content of a record's pieces. The error is ErrNoRecord if one is not there.
-func (l *Launcher) readPieces(ctx context.Context, n recordName, v recordVersion) ([]byte, error) {
+func (s *Store) readPieces(ctx context.Context, n recordName, v recordVersion) ([]byte, error) {
 	var all []byte
 	for i := range v.pieces {
-		m, err := l.recordObject(ctx, n.piece(v.generation, i))
+		m, err := s.recordObject(ctx, n.piece(v.generation, i))
 		if err != nil {
 			return nil, err
 		}

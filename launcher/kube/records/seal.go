@@ -1,4 +1,4 @@
-package kube
+package records
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ func recordCipher(n recordName, master podspec.MasterKey) (cipher.AEAD, error) {
 }
 
 // seal returns data as it is stored, encrypted with the key for new objects.
-func (l *Launcher) seal(n recordName, data []byte) ([]byte, error) {
+func (s *Store) seal(n recordName, data []byte) ([]byte, error) {
 	var packed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
 	if err != nil {
@@ -32,7 +32,7 @@ func (l *Launcher) seal(n recordName, data []byte) ([]byte, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	c, err := recordCipher(n, l.keys[0])
+	c, err := recordCipher(n, s.opts.Keys[0])
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +41,8 @@ func (l *Launcher) seal(n recordName, data []byte) ([]byte, error) {
 
 // openSealed returns the data of a record. fingerprint names the master key. Everything that is wrong with the content
 // is ErrRecordDamaged.
-func (l *Launcher) openSealed(n recordName, fingerprint string, sealed []byte) ([]byte, error) {
-	for _, key := range l.keys {
+func (s *Store) openSealed(n recordName, fingerprint string, sealed []byte) ([]byte, error) {
+	for _, key := range s.opts.Keys {
 		if key.Fingerprint != fingerprint {
 			continue
 		}

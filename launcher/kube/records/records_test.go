@@ -1,12 +1,15 @@
-package kube
+package records
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -21,33 +26,88 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
-// atomicMaps makes the fake's changes of config maps atomic: it checks a precondition and writes in two steps.
-func atomicMaps(c *testCluster) {
+var testKey = []byte("0123456789abcdef0123456789abcdef")
+
+// testCluster is client-go's fake plus growing resource versions and creation times of config maps. Its changes of
+// config maps are atomic: the fake checks a precondition and writes in two steps.
+type testCluster struct {
+	*fake.Clientset
+	version atomic.Int64
+}
+
+func newTestCluster() *testCluster {
+	c := &testCluster{Clientset: fake.NewSimpleClientset()}
 	var lock sync.Mutex
 	chain := c.ReactionChain
 	c.ReactionChain = nil
 	c.AddReactor("*", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
-		if a.GetResource().Resource == "configmaps" && a.GetVerb() != "list" {
-			lock.Lock()
-			defer lock.Unlock()
+		lock.Lock()
+		defer lock.Unlock()
+		var m *corev1.ConfigMap
+		switch a := a.(type) {
+		case k8stesting.CreateActionImpl:
+			m = a.GetObject().(*corev1.ConfigMap)
+			m.CreationTimestamp = metav1.Now()
+		case k8stesting.UpdateActionImpl:
+			m = a.GetObject().(*corev1.ConfigMap)
+			now, err := c.Tracker().Get(a.GetResource(), a.GetNamespace(), m.Name)
+			if err == nil && now.(*corev1.ConfigMap).ResourceVersion != m.ResourceVersion {
+				err = apierrors.NewConflict(a.GetResource().GroupResource(), m.Name, errors.New("it is another by now"))
+			}
+			if err != nil {
+				return true, nil, err
+			}
+		}
+		if m != nil {
+			m.ResourceVersion = fmt.Sprint(c.version.Add(1))
 		}
 		for _, r := range chain {
-			if r.Handles(a) {
-				if done, o, err := r.React(a); done {
-					return done, o, err
-				}
+			if done, o, err := r.React(a); done {
+				return done, o, err
 			}
 		}
 		return false, nil, nil
 	})
+	return c
 }
 
-// TestRecords runs the suite for records with two launchers.
+func (c *testCluster) maps() corev1client.ConfigMapInterface { return c.CoreV1().ConfigMaps("ns") }
+
+// openTest returns the records of a cluster, as a gateway with these master keys has them.
+func openTest(t *testing.T, c *testCluster, now func() time.Time, secrets ...[]byte) *Store {
+	t.Helper()
+	o := Options{
+		ConfigMaps: c.maps(),
+		Log:        slog.New(slog.DiscardHandler),
+		Metadata: func(ctx context.Context, o metav1.ListOptions) ([]metav1.ObjectMeta, string, error) {
+			list, err := c.maps().List(ctx, o)
+			if err != nil {
+				return nil, "", err
+			}
+			var all []metav1.ObjectMeta
+			for i := range list.Items {
+				all = append(all, list.Items[i].ObjectMeta)
+			}
+			return all, "", nil
+		},
+		Bound:       func(ctx context.Context) (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		Unavailable: func(context.Context, string, error) error { return launcher.ErrUnavailable },
+		Now:         now,
+	}
+	for _, secret := range secrets {
+		key, err := podspec.NewMasterKey(secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Keys = append(o.Keys, key)
+	}
+	return New(o)
+}
+
+// TestRecords runs the suite for records with two gateways.
 func TestRecords(t *testing.T) {
-	c := newTestCluster(t)
-	atomicMaps(c)
-	a, b := openTest(t, c, nil), openTest(t, c, nil)
-	launchertest.Records(t, a, b)
+	c := newTestCluster()
+	launchertest.Records(t, openTest(t, c, time.Now, testKey), openTest(t, c, time.Now, testKey))
 	if left := recordMaps(t, c); len(left) != 0 {
 		t.Errorf("%d config maps are left", len(left))
 	}
@@ -56,7 +116,7 @@ func TestRecords(t *testing.T) {
 // recordMaps returns the config maps of records.
 func recordMaps(t *testing.T, c *testCluster) []corev1.ConfigMap {
 	t.Helper()
-	all, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{
+	all, err := c.maps().List(t.Context(), metav1.ListOptions{
 		LabelSelector: podspec.LabelComponent + " in (" + componentRecord + "," + componentPiece + ")"})
 	if err != nil {
 		t.Fatal(err)
@@ -138,8 +198,8 @@ func TestRecords_Killed(t *testing.T) {
 }
 
 func killRecord(t *testing.T, remove bool, f *fuse) (done bool) {
-	c := newTestCluster(t)
-	l := openTest(t, c, nil)
+	c := newTestCluster()
+	l := openTest(t, c, time.Now, testKey)
 	before, after := randomBytes(recordPiece+1), randomBytes(recordPiece+1) // two pieces each
 	r, err := l.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: before})
 	if err != nil {
@@ -163,9 +223,7 @@ func killRecord(t *testing.T, remove bool, f *fuse) (done bool) {
 	c.ReactionChain = chain
 	c.Unlock()
 
-	next := openTest(t, c, func(_ *Options, tm *timing) {
-		tm.now = func() time.Time { return time.Now().Add(2 * orphanAge) }
-	})
+	next := openTest(t, c, func() time.Time { return time.Now().Add(2 * orphanAge) }, testKey)
 	got, readErr := next.Record(t.Context(), "test", "one")
 	isAfter := readErr == nil && bytes.Equal(got.Data, after)
 	switch {
@@ -178,7 +236,7 @@ func killRecord(t *testing.T, remove bool, f *fuse) (done bool) {
 	case !remove && err == nil && !isAfter:
 		t.Error("a replacement is lost")
 	}
-	if err := next.sweepRecords(t.Context()); err != nil {
+	if err := next.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if left := recordMaps(t, c); len(left) != had {
@@ -193,26 +251,26 @@ func killRecord(t *testing.T, remove bool, f *fuse) (done bool) {
 
 // TestRecords_SweepWaits: pieces whose head may still be written are kept.
 func TestRecords_SweepWaits(t *testing.T) {
-	c := newTestCluster(t)
-	l := openTest(t, c, nil)
+	c := newTestCluster()
+	l := openTest(t, c, time.Now, testKey)
 	n := recordName{"test", "one"}
 	if _, err := l.createPieces(t.Context(), n, "new", randomBytes(10)); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.sweepRecords(t.Context()); err != nil || len(recordMaps(t, c)) != 1 {
+	if err := l.Sweep(t.Context()); err != nil || len(recordMaps(t, c)) != 1 {
 		t.Errorf("a new piece was removed: %v", err)
 	}
 }
 
 // TestRecords_ReplacedWhileRead: a reader whose pieces are removed reads the next ones.
 func TestRecords_ReplacedWhileRead(t *testing.T) {
-	c := newTestCluster(t)
-	a, b := openTest(t, c, nil), openTest(t, c, nil)
+	c := newTestCluster()
+	a, b := openTest(t, c, time.Now, testKey), openTest(t, c, time.Now, testKey)
 	r, err := a.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: randomBytes(2 * recordPiece)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	head, err := c.CoreV1().ConfigMaps("ns").Get(t.Context(), "ekg-record.test.one", metav1.GetOptions{})
+	head, err := c.maps().Get(t.Context(), "ekg-record.test.one", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,8 +286,8 @@ func TestRecords_ReplacedWhileRead(t *testing.T) {
 
 // TestRecords_Private: a config map shows nothing of the data. Data of another record or key is not accepted.
 func TestRecords_Private(t *testing.T) {
-	c := newTestCluster(t)
-	l := openTest(t, c, nil)
+	c := newTestCluster()
+	l := openTest(t, c, time.Now, testKey)
 	const secret = "the password is swordfish"
 	for _, id := range []string{"one", "two"} {
 		r := launcher.Record{Kind: "test", ID: id, Data: []byte(secret + id)}
@@ -245,7 +303,7 @@ func TestRecords_Private(t *testing.T) {
 		}
 	}
 	maps[0].BinaryData, maps[1].BinaryData = maps[1].BinaryData, maps[0].BinaryData
-	if _, err := c.CoreV1().ConfigMaps("ns").Update(t.Context(), &maps[0], metav1.UpdateOptions{}); err != nil {
+	if _, err := c.maps().Update(t.Context(), &maps[0], metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Record(t.Context(), "test", "one"); !errors.Is(err, launcher.ErrRecordDamaged) {
@@ -256,7 +314,7 @@ func TestRecords_Private(t *testing.T) {
 		t.Errorf("a list with a damaged record: %d, %v", len(all), err)
 	}
 	newKey := bytes.Repeat([]byte{'n'}, 32)
-	rotated := openTest(t, c, func(o *Options, _ *timing) { o.MasterKey, o.SecondMasterKey = newKey, testKey })
+	rotated := openTest(t, c, time.Now, newKey, testKey)
 	r, err := rotated.Record(t.Context(), "test", "two")
 	if err != nil || string(r.Data) != secret+"two" {
 		t.Errorf("with the second key: %s, %v", r.Data, err)
@@ -276,13 +334,15 @@ func TestRecords_Refusals(t *testing.T) {
 		apierrors.NewInternalError(errors.New("x")),
 		apierrors.NewForbidden(corev1.Resource("configmaps"), "x", errors.New("exceeded quota")),
 	} {
-		c := newTestCluster(t)
-		l := openTest(t, c, nil)
+		c := newTestCluster()
+		l := openTest(t, c, time.Now, testKey)
 		r, err := l.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.refuse("*", "configmaps", refusal)
+		c.PrependReactor("*", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, refusal
+		})
 		_, get := l.Record(t.Context(), "test", "one")
 		_, list := l.OpenRecords(t.Context(), "test")
 		_, ids := l.RecordIDs(t.Context(), "test")
@@ -295,8 +355,8 @@ func TestRecords_Refusals(t *testing.T) {
 			}
 		}
 	}
-	c := newTestCluster(t)
-	l := openTest(t, c, nil)
+	c := newTestCluster()
+	l := openTest(t, c, time.Now, testKey)
 	_, err := l.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: make([]byte, maxRecord+1)})
 	if !errors.Is(err, launcher.ErrRecordTooLarge) {
 		t.Errorf("a record over the limit: %v", err)
