@@ -103,7 +103,10 @@ var mayImport = map[string][]string{
 	"launcher/logkey": {},
 	"launcher/gpu":    {},
 
-	"launcher/local/devices": {"launcher/gpu"},
+	"launcher/local/devices": {"launcher/gpu", "launcher/local/flock"},
+	"launcher/local/flock":   {},
+	"launcher/local/logs":    {"launcher/supervisor/api"},
+	"launcher/local/records": {"launcher", "launcher/local/flock"},
 	"launcher/flavor":        {"kernelspecs", "launcher/gpu"},
 
 	"launcher/local": {
@@ -114,6 +117,9 @@ var mayImport = map[string][]string{
 		"launcher/follow",
 		"launcher/gpu",
 		"launcher/local/devices",
+		"launcher/local/flock",
+		"launcher/local/logs",
+		"launcher/local/records",
 		"launcher/proctree",
 		"launcher/supervisor/api",
 		"launcher/warm",
@@ -305,7 +311,7 @@ var doors = []struct {
 			"gateway",
 			"jupyter",
 			"launcher/kube",
-			"launcher/local",
+			"launcher/local/logs",
 			"launcher/kube/podspec",
 			"launcher/kube/podstatus",
 			"launcher/supervisor",

@@ -18,10 +18,10 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -34,7 +34,6 @@ const (
 	processFile    = "process.json"
 	notesFile      = "notes.json"
 	notesLock      = "notes.lock"
-	sharedFile     = "shared-to-use"
 	upgradeLock    = "upgrade.lock"
 	lockFile       = "lock"
 	logFile        = "supervisor.log"
@@ -276,75 +275,18 @@ func keepJSON(path string, v any) error {
 	return files.Write(path, b)
 }
 
-// errBusy says that another launcher holds the lock of a folder.
-var errBusy = errors.New("another gateway is working on the kernel")
-
-// lockFolder takes the flock on a kernel's folder. The error is errBusy, or fs.ErrNotExist if the folder has been
-// removed.
-func lockFolder(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close() // nothing was written
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errBusy
-		}
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
-	}
-	// Between open and flock, the folder may have been removed and another one created.
-	ours, err := f.Stat()
-	if err == nil {
-		var present os.FileInfo
-		if present, err = os.Stat(dir); err == nil && !os.SameFile(ours, present) {
-			err = fs.ErrNotExist
-		}
-	}
-	if err != nil {
-		unlock(f)
-		return nil, err
-	}
-	return f, nil
-}
-
-// waitFolder waits for the flock on a kernel's folder. A flock does not signal its release, so waitFolder tries again
-// at growing intervals. Only another gateway can hold the flock, and only briefly.
+// waitFolder waits for the flock on a kernel's folder. Only another gateway can hold it, and only briefly.
 func waitFolder(ctx context.Context, dir string) (*os.File, error) {
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		f, err := lockFolder(dir)
-		if !errors.Is(err, errBusy) {
-			return f, err
-		}
-		if err := goroutines.Sleep(ctx, pause); err != nil {
-			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, errBusy)
-		}
+	f, err := flock.WaitFolder(ctx, dir)
+	if errors.Is(err, flock.ErrBusy) {
+		err = fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
-}
-
-// unlock releases a flock. Closing the file is not enough while a process that is being started has a copy of it.
-func unlock(f *os.File) {
-	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
-	_ = f.Close() // nothing was written
+	return f, err
 }
 
 // supervised reports whether a supervisor holds the kernel's lock. The caller holds the folder's lock, so no supervisor
 // is being started that could fail because of this attempt.
-func (l layout) supervised(id string) (bool, error) {
-	f, err := os.Open(l.file(id, lockFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
-	unlock(f)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return true, nil
-	}
-	return false, err
-}
+func (l layout) supervised(id string) (bool, error) { return flock.Held(l.file(id, lockFile), true) }
 
 // removeFolder removes a kernel's folder. It renames the folder first, so that others no longer see it.
 func (l layout) removeFolder(id string) error {
@@ -382,26 +324,4 @@ func (l *Launcher) setAside(name string, why error) {
 		return
 	}
 	l.log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
-}
-
-// lockPath creates a file in a kernel's folder and locks it. It waits until no other program has the lock. The error is
-// fs.ErrNotExist if the kernel has gone.
-func lockPath(ctx context.Context, path string) (*os.File, error) {
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		_ = f.Close() // nothing was written
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock: %w", err)
-		}
-		if err := goroutines.Sleep(ctx, pause); err != nil {
-			return nil, err
-		}
-	}
 }

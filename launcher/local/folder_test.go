@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -57,14 +58,14 @@ func TestBadEntries(t *testing.T) {
 	}
 	// Another gateway is working on this entry. It is unknown whether the kernel exists, so the entry stays.
 	write(id(8)+"/other", "")
-	held, err := lockFolder(filepath.Join(kernels, id(8)))
+	held, err := flock.Folder(filepath.Join(kernels, id(8)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Kernel(t.Context(), id(8)); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("a folder that is being worked on: %v", err)
 	}
-	unlock(held)
+	flock.Unlock(held)
 	if _, err := l.Kernel(t.Context(), id(8)); err != launcher.ErrNotFound {
 		t.Errorf("a bad one: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -29,13 +30,12 @@ type kernel struct {
 	stop        *stop       // in progress
 	pushedLimit int64       // log limit that was sent to the supervisor last
 	notes       notesCache
-	watch       int            // in Launcher.changes; 0: none
-	seen        uint64         // the last rescan that has found the folder
-	upgradeNext time.Time      // before it the supervisor is not upgraded again
-	runs        supervisorRuns // what upgradeOne has seen
-	start       *start         // in progress; nil: it is over, or another gateway began it
-	waiting     *waiting       // for a GPU, without a supervisor; nil: it does not wait
-	unsure      bool           // it may begin to wait: another gateway was working on it at the last look
+	watch       int       // in Launcher.changes; 0: none
+	seen        uint64    // the last rescan that has found the folder
+	upgradeNext time.Time // before it the supervisor is not upgraded again
+	start       *start    // in progress; nil: it is over, or another gateway began it
+	waiting     *waiting  // for a GPU, without a supervisor; nil: it does not wait
+	unsure      bool      // it may begin to wait: another gateway was working on it at the last look
 	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }
@@ -165,14 +165,14 @@ func (l *Launcher) readEntry(id string) (record, error) {
 	}
 	// The entry may have been created during the read. The gateway that creates it holds the folder's lock until its
 	// supervisor listens.
-	folder, err := lockFolder(l.layout.kernel(id))
-	if errors.Is(err, errBusy) {
+	folder, err := flock.Folder(l.layout.kernel(id))
+	if errors.Is(err, flock.ErrBusy) {
 		return l.layout.readRecord(id)
 	}
 	if err != nil {
 		return rec, err
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	rec, err = l.layout.readRecord(id)
 	if errors.As(err, &bad) {
 		l.setAside(id, bad)

@@ -17,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -337,18 +338,18 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) (looked bool)
 		return false
 	}
 	defer k.giveTurn()
-	folder, err := lockFolder(k.dir)
+	folder, err := flock.Folder(k.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		l.markGone(k, l.layout.goneError(k.id))
 		return true
 	case err != nil:
-		if !errors.Is(err, errBusy) {
+		if !errors.Is(err, flock.ErrBusy) {
 			l.log.Warn("kernel cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
 		}
 		return false
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	if v, err := l.reconcileFolder(k); v != inLine || err != nil {
 		if err != nil {
 			l.log.Warn("kernel that waits cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
@@ -480,7 +481,7 @@ func (l *Launcher) endLingering(ctx context.Context, k *kernel) error {
 	if err != nil {
 		return err
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	held, err := l.layout.supervised(k.id)
 	if err != nil {
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)

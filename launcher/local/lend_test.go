@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -248,7 +249,7 @@ func TestLend_Order(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	kill(t, processesOf(t, p, 1).Kernel)
 	wait(t, next, 1, "dead", isDead)
 	openGate()
@@ -262,7 +263,7 @@ func TestLend_Order(t *testing.T) {
 	later.Store(int64(busyLimit))
 	wait(t, next, 3, "running", isIdle)
 	wantHeld(t, next, map[string][]int{"GPU-a": {3}})
-	unlock(folder)
+	flock.Unlock(folder)
 	for _, n := range []int{4, 3} { // the fourth could get the GPU in a round that found the second one locked
 		if err := next.Stop(t.Context(), id(n), "enough"); err != nil {
 			t.Fatal(err)
@@ -330,7 +331,7 @@ func TestLend_OtherGateway(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer unlock(folder)
+				defer flock.Unlock(folder)
 			}
 			if tt.early {
 				file := filepath.Join(p.state, "kernels", id(2), waitFile)

@@ -10,10 +10,9 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
-	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -23,9 +22,6 @@ import (
 const (
 	startsLock  = "starts.lock" // in the state directory
 	restartLock = "again.lock"  // in a kernel's folder; shared by all that restart it
-
-	lockPause    = time.Millisecond // between two attempts
-	maxLockPause = 20 * time.Millisecond
 )
 
 // lockStarts keeps every other gateway of the state directory from starting kernels until unlockStarts is called.
@@ -35,24 +31,15 @@ func (l *Launcher) lockStarts(ctx context.Context) (unlockStarts func(), err err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	f, err := os.OpenFile(filepath.Join(l.layout.state, startsLock), os.O_RDWR|os.O_CREATE, 0o600)
-	for pause := lockPause; err == nil; pause = min(2*pause, maxLockPause) {
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { unlock(f); <-l.starting }, nil
-		}
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = goroutines.Sleep(ctx, pause)
-		}
+	f, err := flock.Wait(ctx, filepath.Join(l.layout.state, startsLock))
+	if err == nil {
+		return func() { flock.Unlock(f); <-l.starting }, nil
 	}
 	<-l.starting
-	if f != nil {
-		_ = f.Close() // nothing was written
-	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return nil, fmt.Errorf("lock %s: %w", startsLock, err)
+	return nil, fmt.Errorf("%s: %w", startsLock, err)
 }
 
 // admit decides about a start. It holds the lock on starts until the caller calls done. Before that call the kernel
@@ -167,9 +154,9 @@ func (l *Launcher) counts(id string) (bool, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return false, err
 	}
-	folder, err := lockFolder(l.layout.kernel(id))
+	folder, err := flock.Folder(l.layout.kernel(id))
 	switch {
-	case errors.Is(err, errBusy):
+	case errors.Is(err, flock.ErrBusy):
 		return true, nil // it is being started, ended or reconciled
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
@@ -177,7 +164,7 @@ func (l *Launcher) counts(id string) (bool, error) {
 		return false, err
 	}
 	held, err := l.layout.supervised(id)
-	unlock(folder)
+	flock.Unlock(folder)
 	if held || err != nil {
 		return held, err
 	}
@@ -196,19 +183,7 @@ func (l *Launcher) counts(id string) (bool, error) {
 // isRestarting reports whether a dead kernel is being restarted. The caller holds the lock on starts, without which no
 // restart begins.
 func (l *Launcher) isRestarting(id string) (bool, error) {
-	f, err := os.Open(l.layout.file(id, restartLock))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	unlock(f)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return true, nil
-	}
-	return false, err
+	return flock.Held(l.layout.file(id, restartLock), false)
 }
 
 // countRestart makes a kernel count until done is called, even if it is dead or dies at this moment. When the caller
@@ -245,7 +220,7 @@ func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), er
 		_ = f.Close() // nothing was written
 		return nil, fmt.Errorf("lock %s: %w", restartLock, err)
 	}
-	return func() { unlock(f) }, nil
+	return func() { flock.Unlock(f) }, nil
 }
 
 // Restarting makes a kernel count before its supervisor is asked to restart it.

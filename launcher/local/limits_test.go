@@ -19,6 +19,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -71,7 +72,7 @@ func (p *place) locked() (n int) {
 		if errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
 			n++
 		}
-		unlock(f)
+		flock.Unlock(f)
 	}
 	return n
 }
@@ -283,7 +284,7 @@ func TestLimits_HalfMade(t *testing.T) {
 	if err := p.tryStart(other, 2, "ann", "fine"); !isLimit(err) {
 		t.Errorf("a kernel that is being made does not count: %v", err)
 	}
-	unlock(folder) // as the end of its process does
+	flock.Unlock(folder) // as the end of its process does
 	// A program that is being started beside the test has the lock until its exec.
 	eventually(t, "a kernel whose gateway has died does not count", func() bool {
 		return p.tryStart(other, 2, "ann", "fine") == nil

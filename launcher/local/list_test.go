@@ -270,3 +270,14 @@ func TestList_OwnCopies(t *testing.T) {
 		t.Errorf("the earlier list has %q now", got)
 	}
 }
+
+// share replaces the grants of kernel n.
+func (l *Launcher) share(t *testing.T, n int, grants ...launcher.Grant) {
+	t.Helper()
+	if _, err := l.UpdateNotes(t.Context(), id(n), func(n launcher.Notes) (launcher.Notes, error) {
+		n.Share(grants)
+		return n, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}

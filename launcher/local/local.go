@@ -19,7 +19,6 @@
 //	STATE/kernels/ID/upgrade-refused.json  why the last such request was refused
 //	STATE/kernels/ID/failing.json     why the kernel has no supervisor at present; the parent writes it
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
-//	STATE/kernels/ID/shared-to-use    exists if another user had the right to use the kernel; earlier versions keep it
 //	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
 //	STATE/kernels/ID/waiting.json     since when the kernel waits for a GPU; it has no supervisor yet
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
@@ -60,6 +59,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -136,6 +137,8 @@ func realTiming() timing {
 
 // Launcher runs kernels of this machine. It implements launcher.Launcher. All methods may be called concurrently.
 type Launcher struct {
+	records.Store // which do not depend on kernels
+
 	// Fixed.
 	opts         Options
 	timing       timing
@@ -152,13 +155,13 @@ type Launcher struct {
 	pool         *devices.Pool
 	lends        chan struct{} // capacity 1: a kernel waits for a GPU, or has given some back
 	warm         *warmStore
+	logs         *logs.Shares
 	listed       chan struct{} // closed when gpus is set
 	cancel       context.CancelCauseFunc
 	ctx          context.Context // the launcher's own life, ended by Close
 
 	// Owned by maintain, and by Open before maintain starts.
-	reaper *os.File  // reaper.lock while it is held
-	swept  time.Time // when sweep was called last
+	reaper *os.File // reaper.lock while it is held
 
 	// Guarded by gpusLock, which is taken last.
 	gpusLock   sync.Mutex
@@ -177,17 +180,13 @@ type Launcher struct {
 	culls   map[launcher.CullLabels]int64
 
 	gpusCounted gpuCounts
-	logs        logBounds
-	nextLogs    nextLogs
 
 	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
 	goroutines goroutines.Group
 	upgrading  atomic.Bool // a supervisor is being replaced
 	// Guarded by upgrading.
-	upgradeFailed  os.FileInfo // of the last program that failed as a new supervisor
-	upgradeProgram os.FileInfo // that new supervisors run
-	upgradeVersion int         // of upgradeProgram, counted from 1
+	upgradeFailed os.FileInfo // of the last program that failed as a new supervisor
 }
 
 var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)
@@ -214,14 +213,15 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	}
 	life, cancel := context.WithCancelCause(context.Background())
 	l := &Launcher{
-		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
+		Store: records.NewStore(filepath.Join(lay.state, "records")),
+		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
 		pool: pool, lends: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: newRegistry(),
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
 	}
-	l.warm = newWarmStore(l)
+	l.warm, l.logs = newWarmStore(l), logs.NewShares(o.LogTotal, o.LogLimit)
 	l.measureDisk()
 	l.children = newChildren(l.opts.Reaper)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -57,10 +57,7 @@ func (l *Launcher) maintainOnce() {
 		l.log.Error("state directory cannot be read", logkey.Err, err)
 	}
 	l.takeReaper()
-	// sweep removes what no known kernel needs, so all must be known. It reads all names, and leaves what is younger than
-	// halfMade.
-	if now := l.timing.now(); l.reaper != nil && err == nil && now.Sub(l.swept) >= l.timing.halfMade {
-		l.swept = now
+	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
 		l.sweep(warm)
 	}
 	l.measureDisk()
@@ -73,14 +70,9 @@ func (l *Launcher) takeReaper() {
 	if l.reaper != nil {
 		return
 	}
-	f, err := os.OpenFile(filepath.Join(l.layout.state, "reaper.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := flock.Try(filepath.Join(l.layout.state, "reaper.lock"))
 	if err != nil {
-		l.log.Error("reaper's lock cannot be opened", logkey.Err, err)
-		return
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close() // nothing was written
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
+		if !errors.Is(err, flock.ErrBusy) {
 			l.log.Error("reaper's lock cannot be taken", logkey.Err, err)
 		}
 		return

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -109,7 +110,7 @@ func TestLogTotal_StartsInARow(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for n := range starts - 1 {
-			if !isNear(l.kernels.byID[id(n)].supervisor.Status.LogLimit, total/(starts-1)) {
+			if !logs.IsNear(l.kernels.byID[id(n)].supervisor.Status.LogLimit, total/(starts-1)) {
 				return false
 			}
 		}
@@ -167,7 +168,7 @@ func TestLogTotal_Growth(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		limit := func(n int) int64 { return l.kernels.byID[id(n)].supervisor.Status.LogLimit }
-		return isNear(limit(0), total/2) && isNear(limit(1), total/4) && isNear(limit(2), total/4) &&
+		return logs.IsNear(limit(0), total/2) && logs.IsNear(limit(1), total/4) && logs.IsNear(limit(2), total/4) &&
 			limit(0)+limit(1)+limit(2) <= total
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -90,32 +91,7 @@ func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
 		l.log.Error("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		return launcher.Notes{SharedToUse: true}, nil
 	}
-	if !notes.SharedToUse {
-		notes.SharedToUse, err = l.wasSharedToUse(k)
-	}
-	return notes, err
-}
-
-// wasSharedToUse reports whether the kernel has the file that says so. A gateway of an earlier version drops
-// SharedToUse when it rewrites notes.json, and leaves the file.
-func (l *Launcher) wasSharedToUse(k *kernel) (bool, error) {
-	_, err := os.Stat(l.layout.file(k.id, sharedFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// noteSharedToUse creates the file of wasSharedToUse.
-func (l *Launcher) noteSharedToUse(k *kernel) error {
-	f, err := os.OpenFile(l.layout.file(k.id, sharedFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	return notes, nil
 }
 
 // UpdateNotes replaces the kernel's notes under a lock that all gateways take.
@@ -125,7 +101,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 	if err != nil {
 		return launcher.Notes{}, err
 	}
-	lock, err := lockPath(ctx, l.layout.file(k.id, notesLock)) // the folder's may be held until a supervisor has started
+	lock, err := flock.Wait(ctx, l.layout.file(k.id, notesLock)) // the folder's may be held until a supervisor has started
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			l.reconcile(k)
@@ -133,7 +109,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 		}
 		return launcher.Notes{}, err
 	}
-	defer unlock(lock)
+	defer flock.Unlock(lock)
 	before, err := l.parseNotes(k)
 	if err != nil {
 		return launcher.Notes{}, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
@@ -142,13 +118,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 	if err != nil {
 		return launcher.Notes{}, err
 	}
-	if after.SharedToUse {
-		err = l.noteSharedToUse(k)
-	}
-	if err == nil {
-		err = writeJSON(l.layout.file(k.id, notesFile), after)
-	}
-	if err != nil {
+	if err := writeJSON(l.layout.file(k.id, notesFile), after); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return launcher.Notes{}, l.layout.goneError(id)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -31,19 +32,19 @@ func (l *Launcher) reconcile(k *kernel) liveness {
 		return uncertain
 	}
 	defer k.giveTurn()
-	folder, err := lockFolder(k.dir)
+	folder, err := flock.Folder(k.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		l.markGone(k, l.layout.goneError(k.id))
 		return gone
-	case errors.Is(err, errBusy):
+	case errors.Is(err, flock.ErrBusy):
 		return l.reconcileBusy(k)
 	case err != nil:
 		l.log.Warn("kernel cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
 		l.ensureFollowed(k)
 		return uncertain
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	v, err := l.reconcileFolder(k)
 	if err != nil {
 		l.log.Warn("kernel's end cannot be recorded", logkey.Kernel, k.id, logkey.Err, err)

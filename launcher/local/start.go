@@ -17,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -136,7 +137,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 		return nil, err
 	}
 	defer k.giveTurn()
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	loan, err := l.borrowBehind(ctx, k, nil)
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
@@ -232,7 +233,7 @@ func (l *Launcher) makeFolder(rec record, cfg api.Config) (*kernel, *os.File, er
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, nil, err
 	}
-	folder, err := lockFolder(dir) // a rename keeps the lock
+	folder, err := flock.Folder(dir) // a rename keeps the lock
 	if err == nil {
 		// They need no temporary names: no program reads them before the folder has its own.
 		err = errors.Join(createJSON(filepath.Join(dir, recordFile), rec), createJSON(filepath.Join(dir, configFile), cfg))
@@ -245,7 +246,7 @@ func (l *Launcher) makeFolder(rec record, cfg api.Config) (*kernel, *os.File, er
 		return k, folder, nil
 	}
 	if folder != nil {
-		unlock(folder)
+		flock.Unlock(folder)
 	}
 	if rerr := os.RemoveAll(dir); rerr != nil {
 		l.log.Warn("half-made folder cannot be removed", logkey.Entry, dir, logkey.Err, rerr)
@@ -348,7 +349,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	if err != nil {
 		return err
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	v, err := l.reconcileFolder(k)
 	if v == alive && err == nil {
 		v, err = l.endUnsupported(ctx, k)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -146,7 +147,7 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 	if err != nil {
 		return err
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	end, err := l.endSupervisor(ctx, k, patience)
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -79,7 +80,7 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 	if err != nil {
 		return Upgraded{}, err
 	}
-	defer unlock(lock)
+	defer flock.Unlock(lock)
 	before, err := firstStatus(ctx, rec)
 	switch {
 	case err != nil:
@@ -112,7 +113,7 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 func (u Upgrades) takeTurn(ctx context.Context, id string) (*os.File, error) {
 	limited, cancel := context.WithTimeout(ctx, upgradeTurn)
 	defer cancel()
-	lock, err := lockPath(limited, layout{state: u.StateDir}.file(id, upgradeLock))
+	lock, err := flock.Wait(limited, layout{state: u.StateDir}.file(id, upgradeLock))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, errors.New("no kernel has this id")
@@ -231,9 +232,6 @@ func (l *Launcher) upgradeIdleOnes() {
 	}
 }
 
-// supervisorRuns says that a process runs the program that new supervisors run, in one of its versions.
-type supervisorRuns struct{ pid, version int }
-
 // upgradeOne replaces the supervisor of one kernel that has been idle, if it runs another program than those of new
 // kernels. A program that has failed once is not tried again.
 func (l *Launcher) upgradeOne() {
@@ -243,25 +241,13 @@ func (l *Launcher) upgradeOne() {
 		program.ModTime().Equal(l.upgradeFailed.ModTime()) {
 		return // while a program is replaced, it may be missing
 	}
-	if p := l.upgradeProgram; p == nil || !os.SameFile(program, p) || !program.ModTime().Equal(p.ModTime()) {
-		l.upgradeProgram = program
-		l.upgradeVersion++
-	}
 	for _, k := range l.snapshot() {
 		l.mu.Lock()
 		st, now := k.supervisor.Status, l.timing.now()
 		due := k.supervisor.Streaming && k.livesLocked() && k.stop == nil && st.State == api.Idle && st.ParentPID != 0 &&
 			now.After(k.upgradeNext) && now.Sub(st.LastActivity) >= l.timing.upgradeIdle
-		runs := supervisorRuns{st.PID, l.upgradeVersion}
-		due = due && k.runs != runs // else each round would look at thousands of processes
 		l.mu.Unlock()
-		if !due {
-			continue
-		}
-		if u.runs(st.PID) {
-			l.mu.Lock()
-			k.runs = runs
-			l.mu.Unlock()
+		if !due || u.runs(st.PID) {
 			continue
 		}
 		done, err := u.Kernel(l.ctx, k.id)

@@ -15,13 +15,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/warm"
@@ -224,11 +224,11 @@ func (w *warmStore) claimOldest(ctx context.Context, kind warmKind, rec record) 
 // claim makes one warm kernel the kernel of a record. It returns nil if the kernel is not there, or is not warm.
 func (w *warmStore) claim(ctx context.Context, e warmEntry, rec record) (*kernel, error) {
 	l := w.l
-	folder, err := lockFolder(l.layout.kernel(e.ID))
+	folder, err := flock.Folder(l.layout.kernel(e.ID))
 	if err != nil {
 		return nil, nil // another start takes it, or it has gone
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	was, err := l.layout.readRecord(e.ID)
 	if err != nil || was.Warm != e.Content {
 		return nil, nil
@@ -299,14 +299,9 @@ func (w *warmStore) keep() {
 
 // takeLock tries to become the launcher that keeps the warm kernels. It returns nil if another one does.
 func (w *warmStore) takeLock() *os.File {
-	f, err := os.OpenFile(filepath.Join(w.l.layout.state, warmLock), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		w.l.log.Error("lock of the warm kernels cannot be opened", logkey.Err, err)
-		return nil
-	}
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		_ = f.Close() // nothing was written
-		return nil
+	f, err := flock.Try(filepath.Join(w.l.layout.state, warmLock))
+	if err != nil && !errors.Is(err, flock.ErrBusy) {
+		w.l.log.Error("lock of the warm kernels cannot be taken", logkey.Err, err)
 	}
 	return f
 }
@@ -332,7 +327,7 @@ func (w *warmStore) look(e warmEntry) (k warm.Kernel, is bool) {
 	if w.isEnding(e.ID) {
 		return k, false
 	}
-	folder, err := lockFolder(l.layout.kernel(e.ID))
+	folder, err := flock.Folder(l.layout.kernel(e.ID))
 	if errors.Is(err, fs.ErrNotExist) { // it was ended, or its gateway died before it was created
 		w.removeEntry(e.ID)
 		return k, false
@@ -340,7 +335,7 @@ func (w *warmStore) look(e warmEntry) (k warm.Kernel, is bool) {
 	if err != nil {
 		return k, false // a start takes it
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	rec, err := l.layout.readRecord(e.ID)
 	if err != nil {
 		return k, false
@@ -375,11 +370,11 @@ func (w *warmStore) Delete(_ context.Context, k warm.Kernel) bool {
 // end ends a warm kernel, unless a start takes it at this moment. With again, it also goes on with an end that another
 // gateway has begun. It reports whether the end has begun.
 func (w *warmStore) end(id, reason string, again bool) bool {
-	folder, err := lockFolder(w.l.layout.kernel(id))
+	folder, err := flock.Folder(w.l.layout.kernel(id))
 	if err != nil {
 		return false // it is being created, taken or ended
 	}
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	rec, err := w.l.layout.readRecord(id)
 	if err != nil || rec.Warm == "" || rec.Warm == warmEnding && !again {
 		return false
@@ -463,7 +458,7 @@ func (w *warmStore) Create(ctx context.Context, kind warmKind) error {
 		return err
 	}
 	defer k.giveTurn()
-	defer unlock(folder)
+	defer flock.Unlock(folder)
 	loan, err := l.borrowBehind(ctx, k, nil)
 	if err == nil {
 		err = l.launchWith(ctx, k, &cfg, loan)

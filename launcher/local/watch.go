@@ -7,6 +7,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -68,9 +69,9 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	l.reportStartLocked(k)
 	l.mu.Unlock()
 	switch {
-	case !newSupervisor && logUrgent(&before.Status, &st):
+	case !newSupervisor && logs.IsUrgent(&before.Status, &st):
 		l.recount()
-	case newSupervisor || logChanged(&before.Status, &st):
+	case newSupervisor || logs.HasChanged(&before.Status, &st):
 		l.recountSoon()
 	}
 	// Until the kernel has a process, the lock says which process to end.

@@ -22,19 +22,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 )
 
-const (
-	poolLock  = "@lock"
-	lockPause = time.Millisecond // between two attempts to take it; doubles
-	maxPause  = 20 * time.Millisecond
-)
+const poolLock = "@lock"
 
 // Loan is what a kernel holds. The locks of Files are held until every process that has inherited them has ended, or
 // until one of them calls Return. Its methods may not be called concurrently.
@@ -306,21 +301,9 @@ func (p *Pool) test(name string, how int) (locked bool, text holderText, err err
 
 // lock keeps every other Pool of the folder from looking and lending until unlock is called.
 func (p *Pool) lock(ctx context.Context) (unlock func(), err error) {
-	f, err := p.open(poolLock)
+	f, err := flock.Wait(ctx, filepath.Join(p.dir, poolLock))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("lock of the GPUs: %w", err)
 	}
-	for pause := lockPause; ; pause = min(2*pause, maxPause) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { Return([]*os.File{f}); _ = f.Close() }, nil
-		}
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = goroutines.Sleep(ctx, pause)
-		}
-		if err != nil {
-			_ = f.Close() // nothing was written
-			return nil, fmt.Errorf("lock of the GPUs: %w", err)
-		}
-	}
+	return func() { flock.Unlock(f) }, nil
 }

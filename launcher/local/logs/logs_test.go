@@ -1,4 +1,4 @@
-package local
+package logs
 
 import (
 	"fmt"
@@ -6,20 +6,18 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // drawHolders draws logs of some owners.
-func drawHolders(t *rapid.T, most int64) []logHolder {
-	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) logHolder {
-		h := logHolder{
-			owner: rapid.SampledFrom([]string{"ann", "bob", "cyd", "dan"}).Draw(t, "owner"),
-			limit: rapid.Int64Range(0, most).Draw(t, "limit"),
-			ended: rapid.IntRange(0, 5).Draw(t, "ended") == 0,
+func drawHolders(t *rapid.T, most int64) []Log {
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Log {
+		h := Log{
+			Owner: rapid.SampledFrom([]string{"ann", "bob", "cyd", "dan"}).Draw(t, "owner"),
+			Limit: rapid.Int64Range(0, most).Draw(t, "limit"),
+			Ended: rapid.IntRange(0, 5).Draw(t, "ended") == 0,
 		}
 		if rapid.Bool().Draw(t, "holds something") {
-			h.used = rapid.Int64Range(0, most).Draw(t, "used")
+			h.Used = rapid.Int64Range(0, most).Draw(t, "used")
 		}
 		return h
 	}), 1, 40).Draw(t, "holders")
@@ -40,11 +38,11 @@ func TestShareLogs_Model(t *testing.T) {
 		for i, h := range holders {
 			need := max(least, h.need(most))
 			sum, needs = sum+shares[i], needs+need
-			open = open || !h.ended && shares[i] < most
+			open = open || !h.Ended && shares[i] < most
 			if shares[i] < least || shares[i] > most {
 				t.Fatalf("log %d gets %d, not %d to %d", i, shares[i], least, most)
 			}
-			owners[h.owner] = extent{owners[h.owner].lo + shares[i], owners[h.owner].hi + need}
+			owners[h.Owner] = extent{owners[h.Owner].lo + shares[i], owners[h.Owner].hi + need}
 		}
 		if sum > total {
 			t.Fatalf("the shares are %d in all, of %d", sum, total)
@@ -62,13 +60,13 @@ func TestShareLogs_Model(t *testing.T) {
 			}
 			// No other has more, unless that is its least.
 			for j, other := range holders {
-				if other.owner == h.owner && shares[j] > max(least, shares[i]+3*n) {
-					t.Fatalf("log %d of %s lacks something, and gets %d; log %d gets %d", i, h.owner, shares[i], j, shares[j])
+				if other.Owner == h.Owner && shares[j] > max(least, shares[i]+3*n) {
+					t.Fatalf("log %d of %s lacks something, and gets %d; log %d gets %d", i, h.Owner, shares[i], j, shares[j])
 				}
 			}
 			for name, o := range owners {
-				if own := owners[h.owner]; o.lo > max(own.lo+3*n, least*n) {
-					t.Fatalf("%s lacks something and gets %d, and %s gets %d", h.owner, own.lo, name, o.lo)
+				if own := owners[h.Owner]; o.lo > max(own.lo+3*n, least*n) {
+					t.Fatalf("%s lacks something and gets %d, and %s gets %d", h.Owner, own.lo, name, o.lo)
 				}
 			}
 		}
@@ -78,33 +76,33 @@ func TestShareLogs_Model(t *testing.T) {
 // TestShareLogs gives examples.
 func TestShareLogs(t *testing.T) {
 	const mib = 1 << 20
-	many := func(n int, h logHolder) []logHolder {
-		all := make([]logHolder, n)
+	many := func(n int, h Log) []Log {
+		all := make([]Log, n)
 		for i := range all {
 			all[i] = h
 		}
 		return all
 	}
-	full := logHolder{owner: "ann", used: 56 * mib, limit: 64 * mib}
+	full := Log{Owner: "ann", Used: 56 * mib, Limit: 64 * mib}
 	for name, c := range map[string]struct {
 		total, most int64
-		holders     []logHolder
+		holders     []Log
 		first       extent // what the first gets, in MiB
 		last        extent
 	}{
 		"one": {1024 * mib, 256 * mib, many(1, full), extent{256, 256}, extent{256, 256}},
-		"a full one and nine empty ones": {64 * mib, 64 * mib, append([]logHolder{full}, many(9, logHolder{owner: "ann"})...),
+		"a full one and nine empty ones": {64 * mib, 64 * mib, append([]Log{full}, many(9, Log{Owner: "ann"})...),
 			extent{60, 64}, extent{0, 1}},
 		"nine empty ones of another user": {64 * mib, 64 * mib,
-			append([]logHolder{full}, many(9, logHolder{owner: "bob"})...), extent{60, 64}, extent{0, 1}},
+			append([]Log{full}, many(9, Log{Owner: "bob"})...), extent{60, 64}, extent{0, 1}},
 		"nine that grow, of another user": {64 * mib, 64 * mib,
-			append([]logHolder{full}, many(9, logHolder{owner: "bob", used: 8 * mib, limit: 8 * mib})...),
+			append([]Log{full}, many(9, Log{Owner: "bob", Used: 8 * mib, Limit: 8 * mib})...),
 			extent{31, 32}, extent{3, 4}},
-		"one that grows": {64 * mib, 64 * mib, []logHolder{full, {owner: "ann", used: mib, limit: mib}},
+		"one that grows": {64 * mib, 64 * mib, []Log{full, {Owner: "ann", Used: mib, Limit: mib}},
 			extent{48, 48}, extent{16, 16}},
-		"one that has ended": {64 * mib, 64 * mib, []logHolder{full, {owner: "bob", used: mib, limit: mib, ended: true}},
+		"one that has ended": {64 * mib, 64 * mib, []Log{full, {Owner: "bob", Used: mib, Limit: mib, Ended: true}},
 			extent{62, 64}, extent{1, 2}},
-		"4,000 empty ones": {1024 * mib, 64 * mib, many(4000, logHolder{owner: "ann"}), extent{0, 1}, extent{0, 1}},
+		"4,000 empty ones": {1024 * mib, 64 * mib, many(4000, Log{Owner: "ann"}), extent{0, 1}, extent{0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			shares := shareLogs(c.total, c.most, c.holders)
@@ -127,63 +125,64 @@ func TestShareLogs(t *testing.T) {
 	}
 }
 
-// TestLogBounds: bounds that the operator did not set follow the free space of the disk, and others do not.
-func TestLogBounds(t *testing.T) {
+// TestShares_Measure: bounds that the operator did not set follow the free space of the disk, and others do not.
+func TestShares_Measure(t *testing.T) {
 	const mib, gib = 1 << 20, 1 << 30
 	for name, c := range map[string]struct {
 		limit, total, free, used int64
-		want                     logBounds
+		want                     bounds
 	}{
-		"a large disk":              {0, 0, 1000 * gib, 0, logBounds{250 * gib, 4 * gib, 5}},
-		"a disk that logs have":     {0, 0, 20 * gib, 20 * gib, logBounds{10 * gib, 2560 * mib, 5}},
-		"a small disk":              {0, 0, 2 * gib, 0, logBounds{gib, 256 * mib, 5}},
-		"a full disk":               {0, 0, 0, 0, logBounds{gib, 256 * mib, 5}},
-		"memory":                    {0, 0, -1, 0, logBounds{gib, 64 * mib, 0}},
-		"a limit":                   {100 * mib, 0, 1000 * gib, 0, logBounds{250 * gib, 100 * mib, 0}},
-		"a limit above the total":   {8 * gib, 0, gib, 0, logBounds{8 * gib, 8 * gib, 0}},
-		"a total":                   {0, 2 * gib, 1000 * gib, 0, logBounds{2 * gib, 512 * mib, 5}},
-		"a small total":             {0, 10 * mib, 1000 * gib, 0, logBounds{10 * mib, 10 * mib, 5}},
-		"a limit and a total":       {100 * mib, 200 * mib, gib, gib, logBounds{200 * mib, 100 * mib, 0}},
-		"both, and the disk is RAM": {100 * mib, 200 * mib, -1, 0, logBounds{200 * mib, 100 * mib, 0}},
+		"a large disk":              {0, 0, 1000 * gib, 0, bounds{250 * gib, 4 * gib, 5}},
+		"a disk that logs have":     {0, 0, 20 * gib, 20 * gib, bounds{10 * gib, 2560 * mib, 5}},
+		"a small disk":              {0, 0, 2 * gib, 0, bounds{gib, 256 * mib, 5}},
+		"a full disk":               {0, 0, 0, 0, bounds{gib, 256 * mib, 5}},
+		"memory":                    {0, 0, -1, 0, bounds{gib, 64 * mib, 0}},
+		"a limit":                   {100 * mib, 0, 1000 * gib, 0, bounds{250 * gib, 100 * mib, 0}},
+		"a limit above the total":   {8 * gib, 0, gib, 0, bounds{8 * gib, 8 * gib, 0}},
+		"a total":                   {0, 2 * gib, 1000 * gib, 0, bounds{2 * gib, 512 * mib, 5}},
+		"a small total":             {0, 10 * mib, 1000 * gib, 0, bounds{10 * mib, 10 * mib, 5}},
+		"a limit and a total":       {100 * mib, 200 * mib, gib, gib, bounds{200 * mib, 100 * mib, 0}},
+		"both, and the disk is RAM": {100 * mib, 200 * mib, -1, 0, bounds{200 * mib, 100 * mib, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{LogLimit: c.limit, LogTotal: c.total}
-			if got := o.logBoundsFor(c.free, c.used); got != c.want {
+			s := NewShares(c.total, c.limit)
+			if s.Measure(c.free, []Log{{Used: c.used}}); s.bounds != c.want {
+				got := s.bounds
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
 	}
 }
 
-// TestNewLimits_ManyStarts: when kernels start, few of the others are sent a new limit, and all logs together stay
-// within the total. Most starts among many kernels need not share the total again. New limits are calculated after one
-// start, or after some.
-func TestNewLimits_ManyStarts(t *testing.T) {
+// TestShares_ManyStarts: when kernels start, few of the others are sent a new limit, and all logs together stay within
+// the total. Most starts among many kernels need not share the total again. New limits are calculated after one start,
+// or after some.
+func TestShares_ManyStarts(t *testing.T) {
 	const total, starts = 100 << 30, 1000
 	for name, c := range map[string]struct{ users, every, quick int }{
 		"one user": {1, 1, starts * 8 / 10}, "30 users": {30, 1, starts * 8 / 10}, "30 users, at once": {30, 20, starts / 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := &Launcher{logs: logBounds{total: total, most: total / limitPart}}
+			s := NewShares(total, total/limitPart)
+			s.Measure(-1, nil)
+			var logs []Log
 			sent, sum, quick := 0, int64(0), 0
 			for n := range starts {
-				cfg := api.Config{Owner: fmt.Sprint("user-", n%c.users)}
-				room := l.nextLogs.left > 0
-				l.setLogBounds(&cfg)
-				k := l.newKernel(record{ID: id(n), Owner: cfg.Owner})
-				k.supervisor.Streaming, k.pushedLimit = true, cfg.LogLimit
-				l.kernels.ordered = append(l.kernels.ordered, k)
+				owner, room := fmt.Sprint("user-", n%c.users), s.next.left > 0
+				limit, _ := s.Start(owner, func() []Log { return slices.Clone(logs) })
+				logs = append(logs, Log{Owner: owner, Limit: limit})
 				shared := (n+1)%c.every == 0
 				if shared {
-					smaller, larger := l.newLimits()
-					for _, limit := range slices.Concat(smaller, larger) {
-						limit.kernel.pushedLimit = limit.bytes
-						sent++
+					for i, limit := range s.Limits(logs) {
+						if limit > 0 {
+							logs[i].Limit = limit
+							sent++
+						}
 					}
 				}
 				sum = 0
-				for _, k := range l.kernels.ordered {
-					sum += k.pushedLimit
+				for _, log := range logs {
+					sum += log.Limit
 				}
 				if sum > total && (room || shared) {
 					t.Fatalf("%d logs may have %d bytes of %d", n+1, sum, total)

@@ -1,4 +1,4 @@
-package local
+package logs
 
 import (
 	"math/bits"
@@ -16,18 +16,18 @@ const (
 	growthFactor = 4        // or this many times what it holds
 )
 
-// logHolder is a log, as shareLogs needs to know it.
-type logHolder struct {
-	owner string
-	used  int64 // bytes that it holds
-	limit int64 // bytes that it may hold at present; 0: not known
-	ended bool  // its kernel has ended, so it does not grow
+// Log is the message log of one kernel.
+type Log struct {
+	Owner string
+	Used  int64 // bytes that it holds
+	Limit int64 // bytes that it may hold at present; 0: not known
+	Ended bool  // its kernel has ended, so it does not grow
 }
 
 // shareLogs returns how many bytes each log may hold. The sum is at most total, and no share exceeds most. A log that
 // holds something keeps room for it, until that is more than a fair share. What is left over goes to the logs with the
 // smallest shares.
-func shareLogs(total, most int64, holders []logHolder) []int64 {
+func shareLogs(total, most int64, holders []Log) []int64 {
 	if len(holders) == 0 {
 		return nil
 	}
@@ -35,13 +35,13 @@ func shareLogs(total, most int64, holders []logHolder) []int64 {
 	owners := map[string][]int{}
 	needs := make([]extent, len(holders))
 	for i, h := range holders {
-		owners[h.owner] = append(owners[h.owner], i)
+		owners[h.Owner] = append(owners[h.Owner], i)
 		needs[i] = extent{least, max(least, h.need(most))}
 	}
 	shares := shareByOwner(total, owners, needs)
 	for i, h := range holders {
 		needs[i] = extent{shares[i], most}
-		if h.ended {
+		if h.Ended {
 			needs[i].hi = shares[i]
 		}
 	}
@@ -50,10 +50,10 @@ func shareLogs(total, most int64, holders []logHolder) []int64 {
 
 // need returns the limit that the log needs in order not to be nearly full. If it is nearly full, that is a limit with
 // which it can grow.
-func (h *logHolder) need(most int64) int64 {
-	need := roundUp(h.used)/3*4 + 4
-	if !h.ended && h.limit > 0 && api.LogNearlyFull(h.used, h.limit) {
-		need = max(growthFactor*roundUp(h.used), firstGrowth)
+func (h *Log) need(most int64) int64 {
+	need := roundUp(h.Used)/3*4 + 4
+	if !h.Ended && h.Limit > 0 && api.LogNearlyFull(h.Used, h.Limit) {
+		need = max(growthFactor*roundUp(h.Used), firstGrowth)
 	}
 	return min(need, most)
 }

@@ -1,4 +1,8 @@
-package local
+// Package records stores launcher.Records in files: DIR/KIND/ID. launcher/local keeps them in its state directory. Each
+// is replaced in one step, under the flock DIR/KIND/.lock that all gateways take. Unlike the state of kernels, records
+// outlive the machine, so they are synced to disk. The file of a settled record is read-only: so one look at the folder
+// tells which records need not be read. The package starts no goroutine.
+package records
 
 import (
 	"bytes"
@@ -15,11 +19,8 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 )
-
-// Records are files: STATE/records/KIND/ID. Each is replaced in one step, under the flock STATE/records/KIND/.lock that
-// all gateways take. Unlike the state of kernels, records outlive the machine, so they are synced to disk. The file of
-// a settled record is read-only: so one look at the folder tells which records need not be read.
 
 const (
 	recordsLock = ".lock"
@@ -28,30 +29,36 @@ const (
 	settledMode = 0o400 // of the file of a settled record
 )
 
+// Store is the records of one folder. All methods may be called concurrently, also by Stores of other programs.
+type Store struct{ dir string }
+
+// NewStore returns the records of a folder, which is created with the first record.
+func NewStore(dir string) Store { return Store{dir} }
+
 // Records returns all records of a kind.
-func (l *Launcher) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return l.recordsWith(ctx, kind, func(fs.DirEntry) bool { return true })
+func (s Store) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return s.recordsWith(ctx, kind, func(fs.DirEntry) bool { return true })
 }
 
 // OpenRecords returns the records of a kind that are not settled. It reads no other file.
-func (l *Launcher) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return l.recordsWith(ctx, kind, func(e fs.DirEntry) bool {
+func (s Store) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return s.recordsWith(ctx, kind, func(e fs.DirEntry) bool {
 		info, err := e.Info()
 		return err != nil || info.Mode() != settledMode // a file that has gone is noticed later
 	})
 }
 
 // MaxRecord returns how many bytes of data a record can have.
-func (l *Launcher) MaxRecord() int64 { return maxRecord }
+func (s Store) MaxRecord() int64 { return maxRecord }
 
 // RecordPace returns the time between two replacements of a record.
-func (l *Launcher) RecordPace() time.Duration { return recordPace }
+func (s Store) RecordPace() time.Duration { return recordPace }
 
 // recordsWith returns the records of a kind whose files are wanted.
-func (l *Launcher) recordsWith(
+func (s Store) recordsWith(
 	ctx context.Context, kind string, want func(fs.DirEntry) bool,
 ) ([]launcher.Record, error) {
-	ids, err := l.recordNames(kind, want)
+	ids, err := s.recordNames(kind, want)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +67,7 @@ func (l *Launcher) recordsWith(
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		r, err := l.Record(ctx, kind, id)
+		r, err := s.Record(ctx, kind, id)
 		switch {
 		case errors.Is(err, launcher.ErrNoRecord): // it was removed meanwhile
 		case err != nil:
@@ -73,12 +80,12 @@ func (l *Launcher) recordsWith(
 }
 
 // RecordIDs returns the ids of all records of a kind.
-func (l *Launcher) RecordIDs(_ context.Context, kind string) ([]string, error) {
-	return l.recordNames(kind, func(fs.DirEntry) bool { return true })
+func (s Store) RecordIDs(_ context.Context, kind string) ([]string, error) {
+	return s.recordNames(kind, func(fs.DirEntry) bool { return true })
 }
 
-func (l *Launcher) recordNames(kind string, want func(fs.DirEntry) bool) ([]string, error) {
-	dir, err := l.recordsDir(kind)
+func (s Store) recordNames(kind string, want func(fs.DirEntry) bool) ([]string, error) {
+	dir, err := s.recordsDir(kind)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +106,8 @@ func (l *Launcher) recordNames(kind string, want func(fs.DirEntry) bool) ([]stri
 }
 
 // Record returns one record.
-func (l *Launcher) Record(_ context.Context, kind, id string) (launcher.Record, error) {
-	path, err := l.recordPath(kind, id)
+func (s Store) Record(_ context.Context, kind, id string) (launcher.Record, error) {
+	path, err := s.recordPath(kind, id)
 	if err != nil {
 		return launcher.Record{}, err
 	}
@@ -130,22 +137,22 @@ func readRecord(path string) (b []byte, settled bool, err error) {
 }
 
 // CreateRecord stores a new record.
-func (l *Launcher) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+func (s Store) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
 	r.Version = ""
-	return l.writeRecord(ctx, r)
+	return s.writeRecord(ctx, r)
 }
 
 // ReplaceRecord stores other data for a record.
-func (l *Launcher) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+func (s Store) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
 	if r.Version == "" {
 		return launcher.Record{}, launcher.ErrRecordChanged
 	}
-	return l.writeRecord(ctx, r)
+	return s.writeRecord(ctx, r)
 }
 
 // writeRecord writes a record if the present one has the given version; "" means that there is none.
-func (l *Launcher) writeRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
-	path, err := l.recordPath(r.Kind, r.ID)
+func (s Store) writeRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	path, err := s.recordPath(r.Kind, r.ID)
 	if err != nil {
 		return launcher.Record{}, err
 	}
@@ -155,11 +162,11 @@ func (l *Launcher) writeRecord(ctx context.Context, r launcher.Record) (launcher
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return launcher.Record{}, unavailableRecords(err)
 	}
-	lock, err := lockPath(ctx, filepath.Join(filepath.Dir(path), recordsLock))
+	lock, err := flock.Wait(ctx, filepath.Join(filepath.Dir(path), recordsLock))
 	if err != nil {
 		return launcher.Record{}, unavailableRecords(err)
 	}
-	defer unlock(lock)
+	defer flock.Unlock(lock)
 	before, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -194,34 +201,34 @@ func (l *Launcher) writeRecord(ctx context.Context, r launcher.Record) (launcher
 }
 
 // RemoveRecord removes a record.
-func (l *Launcher) RemoveRecord(ctx context.Context, kind, id string) error {
-	path, err := l.recordPath(kind, id)
+func (s Store) RemoveRecord(ctx context.Context, kind, id string) error {
+	path, err := s.recordPath(kind, id)
 	if err != nil {
 		return err
 	}
-	lock, err := lockPath(ctx, filepath.Join(filepath.Dir(path), recordsLock))
+	lock, err := flock.Wait(ctx, filepath.Join(filepath.Dir(path), recordsLock))
 	if errors.Is(err, fs.ErrNotExist) { // no record of this kind was ever stored
 		return nil
 	}
 	if err != nil {
 		return unavailableRecords(err)
 	}
-	defer unlock(lock)
+	defer flock.Unlock(lock)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return unavailableRecords(err)
 	}
 	return nil
 }
 
-func (l *Launcher) recordsDir(kind string) (string, error) {
+func (s Store) recordsDir(kind string) (string, error) {
 	if !launcher.ValidRecordName(kind) {
 		return "", fmt.Errorf("records: %q is not a kind", kind)
 	}
-	return filepath.Join(l.layout.state, "records", kind), nil
+	return filepath.Join(s.dir, kind), nil
 }
 
-func (l *Launcher) recordPath(kind, id string) (string, error) {
-	dir, err := l.recordsDir(kind)
+func (s Store) recordPath(kind, id string) (string, error) {
+	dir, err := s.recordsDir(kind)
 	if err == nil && !launcher.ValidRecordName(id) {
 		err = fmt.Errorf("records: %q is not an id", id)
 	}

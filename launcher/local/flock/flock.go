@@ -1,0 +1,122 @@
+// Package flock locks files and folders by flock(2), among the gateways and supervisors of one machine. The system
+// releases a lock when the last process has ended that has the open file. A lock does not signal its release, so what
+// waits for one tries again at growing intervals. The package starts no goroutine.
+package flock
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+)
+
+// ErrBusy says that another program holds a lock.
+var ErrBusy = errors.New("another gateway is working on the kernel")
+
+// Pauses between two attempts.
+const (
+	filePause, maxFilePause     = time.Millisecond, 20 * time.Millisecond
+	folderPause, maxFolderPause = 5 * time.Millisecond, 200 * time.Millisecond
+)
+
+// Try creates a file, if need be, and locks it. The error is ErrBusy if another program has the lock, and
+// fs.ErrNotExist if the file's folder has gone.
+func Try(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return try(f)
+}
+
+// try locks an open file, or closes it.
+func try(f *os.File) (*os.File, error) {
+	err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	_ = f.Close() // nothing was written
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, ErrBusy
+	}
+	return nil, &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+}
+
+// Wait is Try, but waits until no other program has the lock. The error may be that of ctx.
+func Wait(ctx context.Context, path string) (*os.File, error) {
+	for pause := filePause; ; pause = min(2*pause, maxFilePause) {
+		f, err := Try(path)
+		if !errors.Is(err, ErrBusy) {
+			return f, err
+		}
+		if err := goroutines.Sleep(ctx, pause); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Folder locks a folder that exists. The error is ErrBusy, or fs.ErrNotExist if the folder has been removed.
+func Folder(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err == nil {
+		f, err = try(f)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Between open and flock, the folder may have been removed and another one created.
+	ours, err := f.Stat()
+	if err == nil {
+		var present os.FileInfo
+		if present, err = os.Stat(dir); err == nil && !os.SameFile(ours, present) {
+			err = fs.ErrNotExist
+		}
+	}
+	if err != nil {
+		Unlock(f)
+		return nil, err
+	}
+	return f, nil
+}
+
+// WaitFolder is Folder, but waits while another program has the lock. The error is ErrBusy when ctx ends.
+func WaitFolder(ctx context.Context, dir string) (*os.File, error) {
+	for pause := folderPause; ; pause = min(2*pause, maxFolderPause) {
+		f, err := Folder(dir)
+		if !errors.Is(err, ErrBusy) || goroutines.Sleep(ctx, pause) != nil {
+			return f, err
+		}
+	}
+}
+
+// Unlock releases a lock. Closing the file is not enough while a process that is being started has a copy of it.
+func Unlock(f *os.File) {
+	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
+	_ = f.Close() // nothing was written
+}
+
+// Held reports whether any program has the lock of a file; with alone, whether one has it for itself. A file that does
+// not exist is not locked. The caller makes sure that no other program takes the lock at this moment, and fails.
+func Held(path string, alone bool) (bool, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	how := syscall.LOCK_EX
+	if alone {
+		how = syscall.LOCK_SH
+	}
+	err = syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+	Unlock(f)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
+}
