@@ -1,6 +1,6 @@
 // Package files writes files that readers see whole or not at all, even if the writer is killed. Write and Replace
 // put the content into a temporary file in the same folder, and then rename that file. Launchers and supervisors write
-// their state with it. On Linux the package also measures the free space of file systems.
+// their state with it. On Linux the package also measures the free space of file systems, and makes private folders.
 //
 // Nothing is synced to disk: the files hold the state of processes, which end with the machine. A sync would slow down
 // the start of every kernel, and libraries for this purpose (google/renameio, natefinch/atomic) always sync.

@@ -117,7 +117,7 @@ type layout struct {
 func newLayout(state, runtime string) (layout, error) {
 	l := layout{state: filepath.Clean(state), runtime: filepath.Clean(runtime)}
 	for _, d := range []string{l.state, l.kernels(), l.ended(), l.aside(), l.warm()} {
-		if err := makePrivate(d); err != nil {
+		if err := files.MakePrivate(d); err != nil {
 			return l, fmt.Errorf("StateDir: %w", err)
 		}
 	}
@@ -135,7 +135,7 @@ func newLayout(state, runtime string) (layout, error) {
 		l.runtime = d
 		err := checkLength(l.runDir())
 		if err == nil {
-			err = makePrivate(d)
+			err = files.MakePrivate(d)
 		}
 		if err == nil {
 			return l, nil

@@ -123,3 +123,24 @@ func TestGoneError(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The launcher refuses the default folder of its sockets if another user has made it.
+func TestOpen_RuntimeDirOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give a file to another user")
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	target := t.TempDir()
+	link := filepath.Join(os.TempDir(), "ekg-0")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Lchown(link, 54321, 54321); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newLayout(filepath.Join(t.TempDir(), "state"), "")
+	if err == nil || !strings.Contains(err.Error(), "RuntimeDir: "+link+" is a symbolic link of another user") {
+		t.Errorf("got %v", err)
+	}
+}

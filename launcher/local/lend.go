@@ -434,8 +434,8 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 	return l.launchWith(ctx, k, &cfg, loan)
 }
 
-// launchWith stores the configuration and starts the kernel with the GPUs of loan, which may be nil. After an error they
-// are free once the last process has ended that has inherited their locks: one that is killed may take a moment.
+// launchWith stores the configuration and starts the kernel with the GPUs of loan, which may be nil. After an error
+// they are free once the last process has ended that has inherited their locks: one that is killed may take a moment.
 func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, loan *devices.Loan) error {
 	var held []*os.File
 	if loan != nil {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -388,7 +389,7 @@ func childSocket(runDir string) string { return filepath.Join(runDir, "c") }
 // launch starts the parent of the kernel's supervisor, and waits until the supervisor listens. The caller holds the
 // folder's lock. The kernel inherits the files in held. After an error no process is left.
 func (l *Launcher) launch(ctx context.Context, k *kernel, held []*os.File) error {
-	if err := makePrivate(k.rec.RunDir); err != nil {
+	if err := files.MakePrivate(k.rec.RunDir); err != nil {
 		return err
 	}
 	out, err := os.OpenFile(l.layout.file(k.id, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -1,4 +1,4 @@
-package local
+package files
 
 import (
 	"errors"
@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makePrivate creates a folder that only this user can enter, or checks an existing one. Another user may have created
+// MakePrivate creates a folder that only this user can enter, or checks an existing one. Another user may have created
 // an entry of that name first, for example in a temp folder. The error names the folder and says what is wrong.
 //
 // A symbolic link is followed if it belongs to this user or to root. A folder that others could write into is accepted
 // only while it is empty, as the root of a mounted volume is: others may have put something into it before.
-func makePrivate(dir string) error {
+func MakePrivate(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
