@@ -130,6 +130,7 @@ var mayImport = map[string][]string{
 		"launcher/flavor",
 		"launcher/follow",
 		"launcher/kube/admission",
+		"launcher/kube/endings",
 		"launcher/kube/poddial",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
@@ -171,6 +172,7 @@ var mayImport = map[string][]string{
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/supervisor/api"},
 
 	"launcher/kube/poddial":   {"launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/endings":   {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/supervisor/api"},
 	"launcher/kube/records":   {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus"},
 	"launcher/kube/replicas":  {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
 	"launcher/kube/admission": {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/supervisor/api"},
@@ -289,6 +291,7 @@ var doors = []struct {
 			"gateway/limits",
 			"launcher/kube",
 			"launcher/kube/admission",
+			"launcher/kube/endings",
 			"launcher/kube/podspec",
 			"launcher/supervisor/cells",
 			"launcher/supervisor/session",
@@ -334,7 +337,8 @@ var doors = []struct {
 	},
 	{
 		"k8s.io/",
-		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission", "launcher/kube/poddial",
+		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission", "launcher/kube/endings",
+			"launcher/kube/poddial",
 			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas"},
 		[]string{"deploy", "e2e"},
 	},

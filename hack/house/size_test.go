@@ -26,7 +26,7 @@ var bounds = map[string]int{
 // package, so that a comment can be corrected.
 var exceptions = map[string]map[string]int{
 	"methods of a type": {
-		"launcher/kube.Launcher":         194,
+		"launcher/kube.Launcher":         183,
 		"launcher/local.Launcher":        147,
 		"launcher/supervisor.Supervisor": 171,
 	},
@@ -36,7 +36,7 @@ var exceptions = map[string]map[string]int{
 	},
 	"lines of a package": {
 		"gateway":               5400,
-		"launcher/kube":         7800,
+		"launcher/kube":         7400,
 		"launcher/kube/podspec": 6400,
 		"launcher/local":        5600,
 	},

@@ -12,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -155,13 +156,13 @@ func (l *Launcher) addGate(pod *corev1.Pod) {
 func (l *Launcher) awaitDecision(ctx context.Context, k *kernel) error {
 	ctx, cancel := context.WithTimeout(ctx, l.timing.decision)
 	defer cancel()
-	var end *storedEnding
+	var end *endings.Ending
 	l.follower.Await(ctx, &k.supervisor, func() bool {
 		end = k.end
 		return end != nil || k.removed || !podstatus.IsUndecided(k.pod)
 	})
-	if end != nil && end.limit != "" {
-		return &launcher.LimitError{Limit: end.limit, Reason: end.Reason}
+	if end != nil && end.Limit != "" {
+		return &launcher.LimitError{Limit: end.Limit, Reason: end.Reason}
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -254,7 +255,7 @@ func TestAdmission_RefusedStartIsNotListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		for key, value := range endingAnnotation(pod, storedEnding{Reason: "there are too many", At: l.timing.now()}) {
+		for key, value := range endingAnnotation(pod, endings.Ending{Reason: "there are too many", At: l.timing.now()}) {
 			pod.Annotations[key] = value
 		}
 		pod.Annotations[podspec.AnnotationLimit] = "kernels"
@@ -310,7 +311,7 @@ func TestAdmission_Revive(t *testing.T) {
 		t.Errorf("%+v, %v", k, err)
 	}
 	l.mu.Lock()
-	noted, _ := l.endings.known.Get(idA)
+	noted, _ := l.endings.Get(idA)
 	l.mu.Unlock()
 	if noted == nil || noted.Reason != "its pod has ended" {
 		t.Errorf("what is on record of its end: %+v", noted)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -27,7 +28,7 @@ import (
 // endingsMaps returns the config maps of endings by name.
 func (c *testCluster) endingsMaps(t *testing.T) map[string]map[string]string {
 	t.Helper()
-	list, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{LabelSelector: selectEndings})
+	list, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{LabelSelector: podspec.LabelComponent + "=endings"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,6 +55,14 @@ func whyGone(t *testing.T, l *Launcher, id string) string {
 	return gone.Reason
 }
 
+// writeEndings writes all endings that wait.
+func writeEndings(t *testing.T, l *Launcher) {
+	t.Helper()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	l.endings.Write(ended)
+}
+
 // numberedID is a kernel id with a number in it.
 func numberedID(n int) string { return fmt.Sprintf("cccccccc-0000-4000-8000-%012d", n) }
 
@@ -61,7 +70,7 @@ func TestEndings(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	at := time.Date(2026, 11, 21, 23, 59, 59, 5, time.UTC)
-	enter := func(id string, end *storedEnding) {
+	enter := func(id string, end *endings.Ending) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.recordEndingLocked(podspec.Record{ID: id, Owner: "ann", SpecName: "python3"},
@@ -69,9 +78,9 @@ func TestEndings(t *testing.T) {
 	}
 	for n := range 100 {
 		enter(numberedID(n),
-			&storedEnding{Reason: fmt.Sprintf("its pod was deleted %d", n), At: at.Add(time.Duration(n%2) * time.Second)})
+			&endings.Ending{Reason: fmt.Sprintf("its pod was deleted %d", n), At: at.Add(time.Duration(n%2) * time.Second)})
 	}
-	enter(numberedID(0), &storedEnding{Reason: strings.Repeat("long ", 1000), At: at, Stopped: true})
+	enter(numberedID(0), &endings.Ending{Reason: strings.Repeat("long ", 1000), At: at, Stopped: true})
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -79,10 +88,10 @@ func TestEndings(t *testing.T) {
 	if len(maps) != 2 || len(maps["ekg-endings-2026112123"]) != 50 || len(maps["ekg-endings-2026112200"]) != 50 {
 		t.Fatalf("%d config maps: %v", len(maps), maps)
 	}
-	var noted storedEnding
+	var noted endings.Ending
 	err := json.Unmarshal([]byte(maps["ekg-endings-2026112123"][numberedID(0)]), &noted)
 	if err != nil || !noted.At.Equal(at) || !noted.Stopped || noted.Owner != "ann" ||
-		noted.Spec != "python3" || len(noted.Reason) > 2*maxNotedReason ||
+		noted.Spec != "python3" || len(noted.Reason) > 1000 ||
 		!strings.HasPrefix(noted.Reason, "long long") {
 		t.Errorf("%+v, %v", noted, err)
 	}
@@ -115,16 +124,16 @@ func TestEndings(t *testing.T) {
 		}
 	})
 	t.Run("old endings are removed", func(t *testing.T) {
-		now := at.Add(keepEndings)
+		now := at.Add(endings.Kept)
 		l := openTest(t, c, func(_ *Options, tm *timing) {
 			tm.now = func() time.Time { return now }
 		})
-		l.pruneEndings(t.Context())
+		l.endings.Prune(t.Context(), "ns")
 		if n := len(c.endingsMaps(t)); n != 2 {
 			t.Errorf("after exactly that time %d are left", n)
 		}
 		now = now.Add(time.Minute)
-		l.pruneEndings(t.Context())
+		l.endings.Prune(t.Context(), "ns")
 		if maps := c.endingsMaps(t); len(maps) != 1 || maps["ekg-endings-2026112200"] == nil {
 			t.Errorf("%v", maps)
 		}
@@ -144,7 +153,7 @@ func TestEndings_Size(t *testing.T) {
 	l.mu.Lock()
 	for n := range 1600 {
 		rec := podspec.Record{ID: numberedID(n), Owner: "somebody@example.org", SpecName: "python3-gpu"}
-		l.recordEndingLocked(rec, pod, &storedEnding{
+		l.recordEndingLocked(rec, pod, &endings.Ending{
 			Reason:    strings.Repeat("long ", 1000),
 			At:        ended,
 			Stopped:   true,
@@ -229,7 +238,7 @@ func TestEndings_RejectedByTheCluster(t *testing.T) {
 			l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Millisecond })
 			l.mu.Lock()
 			l.recordEndingLocked(podspec.Record{ID: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}},
-				&storedEnding{Reason: "killed", At: time.Now()})
+				&endings.Ending{Reason: "killed", At: time.Now()})
 			l.mu.Unlock()
 			eventually(t, "the end is written, or given up", func() bool {
 				return asked.Load() > 0 && (!test.written || len(c.endingsMaps(t)) == 1)
@@ -242,20 +251,6 @@ func TestEndings_RejectedByTheCluster(t *testing.T) {
 			}
 		})
 	}
-	t.Run("more endings than can wait", func(t *testing.T) {
-		c := newTestCluster(t)
-		l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Hour })
-		l.mu.Lock()
-		for n := range maxUnwritten + 10 {
-			l.recordEndingLocked(podspec.Record{ID: numberedID(n)}, &corev1.Pod{},
-				&storedEnding{Reason: "killed", At: time.Now()})
-		}
-		waiting := len(l.endings.unwritten)
-		l.mu.Unlock()
-		if waiting != maxUnwritten {
-			t.Errorf("%d wait", waiting)
-		}
-	})
 }
 
 // succeedWith makes a pod end with its supervisor's ending.
@@ -371,7 +366,7 @@ func TestEnded(t *testing.T) {
 	}
 	used(openTest(t, c, nil), idB)
 	old := openTest(t, c, func(o *Options, tm *timing) {
-		tm.now = func() time.Time { return time.Now().Add(keepEndings + time.Minute) }
+		tm.now = func() time.Time { return time.Now().Add(endings.Kept + time.Minute) }
 	})
 	if got := ids(old); len(got) > 0 {
 		t.Errorf("after their time: %v", got)

@@ -13,6 +13,7 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -85,7 +86,7 @@ func TestProveFresh_LateEvents(t *testing.T) {
 				t.Fatalf("%v, %v", all, err)
 			}
 			last := c.pod(t, idA+"-1").DeepCopy()
-			for key, value := range endingAnnotation(last, storedEnding{Reason: "not needed", At: time.Now(), Stopped: true}) {
+			for key, value := range endingAnnotation(last, endings.Ending{Reason: "not needed", At: time.Now(), Stopped: true}) {
 				last.Annotations[key] = value
 			}
 			last.ResourceVersion = "999999"

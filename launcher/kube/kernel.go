@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -32,7 +34,7 @@ type kernel struct {
 	deletionSeen     time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
 	unheard          bool              // end was recorded because neither node nor supervisor is heard; the pod may stay
 	supervisor       follow.Supervisor // of the pod
-	end              *storedEnding     // not nil: the kernel has ended
+	end              *endings.Ending   // not nil: the kernel has ended
 	claimed          bool              // a client knows its id
 	retrying         bool              // its second pod is being created, since a node has rejected the first
 	dequeued         time.Time         // when this launcher saw that Kueue had admitted the pod
@@ -52,8 +54,6 @@ type kernel struct {
 	gpuBusyCounted   time.Duration     // of its GPUUse.Busy, in Launcher.gpuBusy
 	gpuUseKnown      bool              // gpuBusyCounted is set
 }
-
-const maxReason = 4 << 10 // characters of an ending's reason; supervisors bound it, too
 
 func newKernel(id string) *kernel {
 	return &kernel{id: id, notesLock: make(chan struct{}, 1), supervisor: follow.NewSupervisor()}
@@ -80,7 +80,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	defer l.mu.Unlock()
 	l.term.Update(admission.Pod{Pod: pod, Record: rec})
 	k := l.kernels[rec.ID]
-	if gone, ok := l.endings.known.Get(rec.ID); k == nil && ok && gone.pod == pod.UID {
+	if gone, ok := l.endings.Get(rec.ID); k == nil && ok && gone.Pod == pod.UID {
 		return
 	}
 	switch {
@@ -185,13 +185,13 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 		end = endOf(pod, l.clusterNow())
 	}
 	if end == nil {
-		end = &storedEnding{Reason: "its pod was deleted", At: l.clusterNow().UTC()}
+		end = &endings.Ending{Reason: "its pod was deleted", At: l.clusterNow().UTC()}
 		if why.Class == podstatus.ClassDied {
 			end.Reason = why.Text
 		}
 	}
 	if k.stop != nil && !end.Stopped { // else its supervisor or a gateway knows more
-		end = &storedEnding{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor,
+		end = &endings.Ending{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor,
 			Failed: k.stop.failed}
 	}
 	l.endLocked(k, end)
@@ -201,9 +201,38 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	k.supervisor.ChangedLocked()
 }
 
+// endLocked records how a kernel has ended.
+func (l *Launcher) endLocked(k *kernel, end *endings.Ending) {
+	if k.supervisor.HasStatus && end.GPUUse == (api.GPUUse{}) { // as when its node is lost
+		end.GPUUse = k.supervisor.Status.GPUUse
+	}
+	k.end = end
+	l.reportStartLocked(k)
+	l.recordEndingLocked(k.rec, k.pod, end)
+}
+
+// recordEndingLocked keeps how a pod's kernel has ended, and has it written if it is new.
+func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *endings.Ending) {
+	noted := *end
+	noted.Owner, noted.Spec, noted.Flavor, noted.Pod = rec.Owner, rec.SpecName, rec.Flavor, pod.UID
+	if noted.Usage == (launcher.Usage{}) { // else it comes from a peer, which may have seen more of the pod
+		noted.Usage = podstatus.UsageOf(pod, end.At)
+	}
+	l.endings.Record(rec.ID, l.endingsSpace(pod), noted, refusedUnclaimed(pod))
+}
+
+// endingsSpace returns the namespace that keeps the ending of a pod's kernel. An owner's own namespace keeps none: its
+// quota and its users must not touch it.
+func (l *Launcher) endingsSpace(pod *corev1.Pod) string {
+	if slices.Contains(l.homeSpaces, pod.Namespace) {
+		return pod.Namespace
+	}
+	return l.opts.Pods.Namespace
+}
+
 // correctEndingLocked records that a kernel was stopped, if a late event of its removed pod says so. To a gateway that
 // was frozen, a list may show that the pod is gone before the watch brings the pod's last versions.
-func (l *Launcher) correctEndingLocked(k *kernel, end *storedEnding) {
+func (l *Launcher) correctEndingLocked(k *kernel, end *endings.Ending) {
 	if end == nil || !end.Stopped || k.end != nil && k.end.Stopped {
 		return
 	}
@@ -224,22 +253,22 @@ func (l *Launcher) forgetLocked(k *kernel) {
 }
 
 // lingered reports whether a dead kernel has been shown for long enough.
-func (l *Launcher) lingered(end *storedEnding) bool {
+func (l *Launcher) lingered(end *endings.Ending) bool {
 	return l.clusterNow().Sub(end.At) >= l.opts.DeadLinger
 }
 
 // endOf returns how the kernel of a pod has ended, nil if it has not.
-func endOf(pod *corev1.Pod, now time.Time) *storedEnding {
+func endOf(pod *corev1.Pod, now time.Time) *endings.Ending {
 	if noted, ok := podstatus.ReadEnding(pod, pod.Annotations[podspec.AnnotationEnding]); ok {
-		end := storedEndingOf(noted)
-		end.limit = pod.Annotations[podspec.AnnotationLimit]
+		end := endings.Of(noted)
+		end.Limit = pod.Annotations[podspec.AnnotationLimit]
 		return end
 	}
 	st := podstatus.ContainerStatus(pod, podspec.ContainerSupervisor)
 	// else the supervisor is restarted and adopts its kernel
 	if st != nil && st.State.Terminated != nil && (podstatus.HasEnded(pod) || st.State.Terminated.ExitCode == 0) {
 		if reported, ok := podstatus.ReadEnding(pod, st.State.Terminated.Message); ok {
-			end := storedEndingOf(reported)
+			end := endings.Of(reported)
 			// it was ended by the cluster, not by its owner or by itself
 			if reported.Reason == api.SignalReason || podstatus.DeletionEnded(pod, reported) {
 				end.Reason, end.Stopped = podstatus.DeletionReason(pod, now), false
@@ -250,7 +279,7 @@ func endOf(pod *corev1.Pod, now time.Time) *storedEnding {
 	if !podstatus.HasEnded(pod) || podstatus.MayRetry(pod, now) {
 		return nil
 	}
-	end := &storedEnding{Reason: "its pod has ended", At: now.UTC()}
+	end := &endings.Ending{Reason: "its pod has ended", At: now.UTC()}
 	if why := podstatus.Explain(pod, nil, now); why.Class == podstatus.ClassDied || why.Class == podstatus.ClassNever {
 		end.Reason = why.Text
 		if !why.Since.IsZero() {
@@ -324,7 +353,7 @@ func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 	}
 	if k.end != nil {
 		k.supervisor.DescribeLocked(&d, true, k.end.Reason)
-		d.Limit = k.end.limit
+		d.Limit = k.end.Limit
 		return d
 	}
 	k.supervisor.DescribeLocked(&d, false, "")
@@ -360,7 +389,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	answers := hasStatus || st != nil && st.State.Running != nil
 	if end == nil && hasStatus && k.supervisor.Status.State == api.Dead {
 		// Its supervisor notifies its clients, and ends.
-		end = &storedEnding{Reason: k.supervisor.Status.Reason, At: l.clusterNow().UTC()}
+		end = &endings.Ending{Reason: k.supervisor.Status.Reason, At: l.clusterNow().UTC()}
 	}
 	l.mu.Unlock()
 	switch {

@@ -14,11 +14,11 @@
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
 // nodes if they are watched; an informer of warm kernels; decideAboutLimits, by election too, if
-// there are limits; writeEndings; with other replicas, those of package replicas; and calls that go on after their
+// there are limits; the writer of endings; with other replicas, those of package replicas; and calls that go on after their
 // callers have left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu,
-// replicas.Replicas.mu, answers.mu, freshness.marksLock, leaseClock.mu and admission.Term.mu are taken last. No request
+// replicas.Replicas.mu, endings.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and admission.Term.mu are taken last. No request
 // to the cluster is made while Launcher.mu
 // is held.
 package kube
@@ -45,6 +45,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
@@ -54,9 +55,8 @@ import (
 )
 
 const (
-	apiTime     = 10 * time.Second   // for one request to the API server: a frozen server must not freeze the gateway
-	startLimit  = 30 * time.Minute   // a start without progress for so long is given up
-	keepEndings = 7 * 24 * time.Hour // how long the cluster keeps the reasons of kernels' ends, in whole hours
+	apiTime    = 10 * time.Second // for one request to the API server: a frozen server must not freeze the gateway
+	startLimit = 30 * time.Minute // a start without progress for so long is given up
 )
 
 // Options configures a Launcher.
@@ -171,6 +171,7 @@ type Launcher struct {
 	absent    *lru.Cache[string, time.Time] // when the cluster did not have a kernel, by its id
 	access    namespaceAccess
 	records   *records.Store
+	endings   *endings.Store
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  machines
 	warm      *warmStore
@@ -182,13 +183,11 @@ type Launcher struct {
 	readers       readerIndex                           // the kernels that each user may see
 	events        map[types.UID][]corev1.Event          // of kernels' pods: the newest, oldest first; replaced, too
 	otherEvents   *lru.Cache[types.UID, []corev1.Event] // as events, of other pods
-	endings       endingStore
 	gpuSeconds    map[launcher.GPULabels]float64
 	gpuBusy       map[launcher.GPULabels]float64 // as gpuSeconds: those in which they computed
-	culls         map[launcher.CullLabels]int64
-	brokenWatches map[watchKey]bool // watches that have failed
-	noticesSent   int               // notices about nodes that are being sent
-	term          *admission.Term   // not nil: this gateway decides about limits
+	brokenWatches map[watchKey]bool              // watches that have failed
+	noticesSent   int                            // notices about nodes that are being sent
+	term          *admission.Term                // not nil: this gateway decides about limits
 
 	goroutines goroutines.Group
 }
@@ -213,10 +212,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		return nil, err
 	}
 	life, cancel := context.WithCancelCause(context.Background())
-	past, err := newEndings()
-	absent, err2 := lru.New[string, time.Time](absentKept)
-	others, err3 := lru.New[types.UID, []corev1.Event](maxEventPods)
-	if err := errors.Join(err, err2, err3); err != nil {
+	absent, err := lru.New[string, time.Time](absentKept)
+	others, err2 := lru.New[types.UID, []corev1.Event](maxEventPods)
+	if err := errors.Join(err, err2); err != nil {
 		cancel(nil)
 		return nil, err
 	}
@@ -235,11 +233,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		readers:       readerIndex{},
 		events:        map[types.UID][]corev1.Event{},
 		otherEvents:   others,
-		endings:       past,
 		opened:        tm.now(),
 		gpuSeconds:    map[launcher.GPULabels]float64{},
 		gpuBusy:       map[launcher.GPULabels]float64{},
-		culls:         map[launcher.CullLabels]int64{},
 		brokenWatches: map[watchKey]bool{},
 	}
 	if o.Cluster.requests != nil {
@@ -272,7 +268,20 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		Now:         l.clusterNow,
 	})
 	l.RecordKeeper = l.records
-	l.readEndings(ctx)
+	l.endings, err = endings.New(endings.Options{
+		ConfigMaps: l.client.CoreV1().ConfigMaps,
+		Bound:      l.apiContext,
+		Now:        l.clusterNow,
+		Opened:     func() time.Time { return l.toCluster(l.opened) },
+		Gather:     tm.gatherEndings,
+		Log:        l.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	for _, ns := range l.homeSpaces {
+		l.endings.Read(ctx, ns)
+	}
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -285,7 +294,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		}
 	}
 	l.watchMachines()
-	for _, f := range []func(){l.maintain, func() { l.freshness.keepBeat(life) }, l.reap, l.writeEndings} {
+	for _, f := range []func(){l.maintain, func() { l.freshness.keepBeat(life) }, l.reap, func() { l.endings.Write(life) }} {
 		l.goroutines.Go(f)
 	}
 	if o.Limits != nil {

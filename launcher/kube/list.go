@@ -39,7 +39,7 @@ func (l *Launcher) describeSome(all []launcher.Kernel, some []*kernel) []launche
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range some {
-		if l.kernels[k.id] != k || k.end != nil && k.end.limit != "" && refusedUnclaimed(k.pod) {
+		if l.kernels[k.id] != k || k.end != nil && k.end.Limit != "" && refusedUnclaimed(k.pod) {
 			continue // it has gone, or its client is receiving the refusal
 		}
 		all = append(all, l.describeLocked(k))

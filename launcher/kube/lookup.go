@@ -150,7 +150,7 @@ func (l *Launcher) goneError(id string) error {
 }
 
 func (l *Launcher) goneErrorLocked(id string) error {
-	if end, ok := l.endings.known.Get(id); ok {
+	if end, ok := l.endings.Get(id); ok {
 		return &launcher.GoneError{ID: id, Owner: end.Owner, Reason: end.Reason, At: end.At}
 	}
 	return launcher.ErrNotFound

@@ -20,6 +20,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -156,7 +157,7 @@ func TestMeasure(t *testing.T) {
 	say(begin(idB), api.Dead, 0)
 	stopped := begin("cccccccc-0000-4000-8000-000000000003")
 	l.mu.Lock()
-	l.endLocked(stopped, &storedEnding{Reason: "it was shut down on request", Stopped: true})
+	l.endLocked(stopped, &endings.Ending{Reason: "it was shut down on request", Stopped: true})
 	l.mu.Unlock()
 	if got := h.all(); got != "failed python3 unscheduled" {
 		t.Errorf("a kernel that fails, and one that is stopped: %s", got)

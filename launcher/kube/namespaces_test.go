@@ -135,7 +135,7 @@ func TestNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, second, idOf(2), func(k launcher.Kernel) bool { return k.State == "dead" })
-	second.writeUnwritten(t.Context())
+	writeEndings(t, second)
 	maps, err := c.CoreV1().ConfigMaps(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(maps.Items) == 0 {
 		t.Fatalf("no endings: %v", err)

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -112,8 +112,8 @@ func (s sharedKernels) Lacks(e replicas.Entry) bool {
 	k := l.kernels[e.ID]
 	switch {
 	case k == nil:
-		gone, ok := l.endings.known.Get(e.ID)
-		return !ok || gone.pod != e.Pod
+		gone, ok := l.endings.Get(e.ID)
+		return !ok || gone.Pod != e.Pod
 	case k.pod.UID == e.Pod:
 		return e.Ended && k.end == nil && !k.supervisor.Streaming
 	}
@@ -135,7 +135,7 @@ func (s sharedKernels) Enter(id string, known replicas.Kernel) error {
 	}
 	end := peerEnding{Pod: known.Pod.UID}
 	if len(known.End) > 0 {
-		if err := json.Unmarshal(known.End, &end.storedEnding); err != nil {
+		if err := json.Unmarshal(known.End, &end.Ending); err != nil {
 			return fmt.Errorf("the end of kernel %s: %w", id, err)
 		}
 	}
@@ -152,7 +152,7 @@ func (s sharedKernels) Enter(id string, known replicas.Kernel) error {
 // peerEnding tells another replica how a kernel ended, because the pod that would show it is gone.
 type peerEnding struct {
 	Pod types.UID `json:"pod"`
-	storedEnding
+	endings.Ending
 }
 
 // encode returns an ending as JSON, nil if its time is beyond the year 9999.
@@ -170,11 +170,11 @@ func (s sharedKernels) Ending(id string) []byte {
 	l := s.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	end, ended := l.endings.known.Get(id)
-	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
+	end, ended := l.endings.Get(id)
+	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.Pod) {
 		return nil
 	}
-	return s.encode(id, peerEnding{end.pod, *end})
+	return s.encode(id, peerEnding{end.Pod, *end})
 }
 
 // EnterEnding records an ending that another replica reports.
@@ -189,15 +189,15 @@ func (s sharedKernels) EnterEnding(id string, text []byte) error {
 
 func (s sharedKernels) enterEnding(id string, reported peerEnding) {
 	l := s.l
-	end := reported.storedEnding
-	end.Reason, end.At, end.pod = podstatus.OneLine(end.Reason, maxReason), end.At.UTC(), reported.Pod
+	end := reported.Ending
+	end.Reason, end.At, end.Pod = endings.OneLine(end.Reason), end.At.UTC(), reported.Pod
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[id]
 	switch {
 	case k == nil:
-		if before, ok := l.endings.known.Get(id); !ok || before.pod != reported.Pod {
-			l.rememberEndingLocked(id, &end) // then late events about its pod are ignored
+		if before, ok := l.endings.Get(id); !ok || before.Pod != reported.Pod {
+			l.endings.Remember(id, &end) // then late events about its pod are ignored
 		}
 	case k.pod.UID == reported.Pod && (k.end == nil || end.Stopped):
 		l.endLocked(k, &end)

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -34,7 +35,11 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	for l.rest(ctx) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
-			l.pruneEndings(ctx)
+			for _, ns := range l.homeSpaces {
+				if l.denial(ns) == "" {
+					l.endings.Prune(ctx, ns)
+				}
+			}
 			if err := l.records.Sweep(ctx); err != nil && ctx.Err() == nil {
 				l.log.Warn("pieces of old records could not be removed; this is tried again", logkey.Err, err)
 			}
@@ -118,7 +123,7 @@ func (l *Launcher) isHeldOpen(pod *corev1.Pod) bool {
 // removeHeldOpen deletes a pod whose kernel has ended. The ending is stored first, because the pod is its only record.
 // Every gateway that has seen the pod shows the kernel as dead as usual.
 func (l *Launcher) removeHeldOpen(ctx context.Context, pod *corev1.Pod) {
-	if err := l.storeEndingOf(ctx, pod); err != nil {
+	if err := l.endings.Store(ctx, pod.Labels[podspec.LabelKernel], l.endingsSpace(pod), pod.UID); err != nil {
 		l.log.Warn("the ending of a kernel could not be stored, so its pod stays; this is tried again", logkey.Pod, pod.Name,
 			logkey.Err, err)
 		return
@@ -146,7 +151,7 @@ func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
 // removeUnclaimed removes an unclaimed kernel, unless its pod has changed meanwhile: it may have been claimed.
 func (l *Launcher) removeUnclaimed(ctx context.Context, pod *corev1.Pod) {
 	err := l.annotate(ctx, pod, pod.ResourceVersion,
-		endingAnnotation(pod, storedEnding{Reason: unclaimedReason, At: l.clusterNow().UTC(), Stopped: true}))
+		endingAnnotation(pod, endings.Ending{Reason: unclaimedReason, At: l.clusterNow().UTC(), Stopped: true}))
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return // the next round looks again

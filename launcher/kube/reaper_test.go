@@ -15,6 +15,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -122,7 +123,7 @@ func TestReaper_Leftovers(t *testing.T) {
 	}
 	// A gateway has marked the pod and died before it could delete it.
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		end := storedEnding{Reason: "shut down by ann", At: time.Unix(0, now.Load()), Stopped: true}
+		end := endings.Ending{Reason: "shut down by ann", At: time.Unix(0, now.Load()), Stopped: true}
 		for key, value := range endingAnnotation(pod, end) {
 			pod.Annotations[key] = value
 		}

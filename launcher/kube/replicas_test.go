@@ -21,6 +21,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 )
@@ -398,7 +399,7 @@ func TestOutage_Ending(t *testing.T) {
 	n, first, second, later := outage(t)
 	second.mu.Lock()
 	k := second.kernels[idA]
-	second.endLocked(k, &storedEnding{Reason: "its node is gone", At: time.Now().UTC()})
+	second.endLocked(k, &endings.Ending{Reason: "its node is gone", At: time.Now().UTC()})
 	second.mu.Unlock()
 	n.c.away(true)
 	later(time.Minute)

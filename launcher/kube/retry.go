@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -61,7 +62,7 @@ func (l *Launcher) createSecondPod(ctx context.Context, k *kernel, old *corev1.P
 	pod.Annotations[annotationClaimed] = old.Annotations[annotationClaimed]
 	pod.Annotations[podspec.AnnotationRejected] = old.Status.Reason
 	l.addGate(pod)
-	end := storedEnding{Reason: "it was stopped before a node took it", At: l.clusterNow().UTC(), Stopped: true}
+	end := endings.Ending{Reason: "it was stopped before a node took it", At: l.clusterNow().UTC(), Stopped: true}
 	next, err := l.createPod(ctx, pod, chosen)
 	if errors.Is(err, launcher.ErrNotFound) { // a Stop has removed the second pod already
 		return l.endPod(old, end, "", false)

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -63,20 +63,20 @@ func TestEndings_FullHour(t *testing.T) {
 	c := newTestCluster(t)
 	c.boundConfigMaps(50_000) // about 200 endings
 	at := time.Date(2026, 11, 21, 23, 5, 6, 0, time.UTC)
-	end := func(l *Launcher, n int, end storedEnding) {
+	end := func(l *Launcher, n int, end endings.Ending) {
 		t.Helper()
 		end.At = at
 		l.mu.Lock()
 		l.recordEndingLocked(podspec.Record{ID: numberedID(n), Owner: "ann", SpecName: "python3"},
 			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: "u"}}, &end)
 		l.mu.Unlock()
-		if n%100 == 99 && !l.writeUnwritten(t.Context()) {
-			t.Fatal("endings are left")
+		if n%100 == 99 {
+			writeEndings(t, l)
 		}
 	}
 	l, other := openTest(t, c, nil), openTest(t, c, nil)
 	for n := range kernels {
-		end([]*Launcher{l, other}[n/100%2], n, storedEnding{Reason: strings.Repeat("x", 100)})
+		end([]*Launcher{l, other}[n/100%2], n, endings.Ending{Reason: strings.Repeat("x", 100)})
 	}
 	// A later state has room in the first config map by now.
 	first, err := c.CoreV1().ConfigMaps("ns").Get(t.Context(), hour, metav1.GetOptions{})
@@ -90,16 +90,16 @@ func TestEndings_FullHour(t *testing.T) {
 		t.Fatal(err)
 	}
 	later := openTest(t, c, nil)
-	end(later, kernels-1, storedEnding{Reason: "it was shut down", Stopped: true})
+	end(later, kernels-1, endings.Ending{Reason: "it was shut down", Stopped: true})
 
 	all := 0
 	for name, m := range c.endingsMaps(t) {
 		all += len(m)
-		if got, ok := hourOf(name); !ok || got != hour {
-			t.Errorf("%s belongs to %s", name, got)
+		if !strings.HasPrefix(name, hour) {
+			t.Errorf("%s belongs to another hour", name)
 		}
 	}
-	if maps := len(c.endingsMaps(t)); all != kernels-50+1 || maps < 5 || maps > 1+endingShards {
+	if maps := len(c.endingsMaps(t)); all != kernels-50+1 || maps < 5 || maps > 1+16 {
 		t.Errorf("%d endings in %d config maps", all, maps)
 	}
 	next := openTest(t, c, nil)
@@ -109,30 +109,13 @@ func TestEndings_FullHour(t *testing.T) {
 		}
 	}
 	t.Run("old ones are removed", func(t *testing.T) {
-		now := at.Add(keepEndings + time.Hour)
+		now := at.Add(endings.Kept + time.Hour)
 		l := openTest(t, c, func(_ *Options, tm *timing) {
 			tm.now = func() time.Time { return now }
 		})
-		l.pruneEndings(t.Context())
+		l.endings.Prune(t.Context(), "ns")
 		if maps := c.endingsMaps(t); len(maps) > 0 {
 			t.Errorf("%d are left", len(maps))
 		}
 	})
-}
-
-func TestHourOf(t *testing.T) {
-	for name, want := range map[string]string{
-		"ekg-endings-2026112123":    "ekg-endings-2026112123",
-		"ekg-endings-2026112123-f":  "ekg-endings-2026112123",
-		"ekg-endings-20261121234":   "",
-		"ekg-endings-20261121":      "",
-		"other-endings-20261121235": "",
-	} {
-		if got, ok := hourOf(name); got != want || ok != (want != "") {
-			t.Errorf("%s: %q, %v", name, got, ok)
-		}
-	}
-	if got := fmt.Sprint(shardOf("h", numberedID(1))); got != shardOf("h", numberedID(1)) || len(got) != 3 {
-		t.Error(got)
-	}
 }

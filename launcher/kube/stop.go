@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -61,7 +62,7 @@ func (l *Launcher) beginStopLocked(k *kernel, reason, request string, wanted boo
 	if wanted {
 		k.stop = s
 	} else if k.end == nil {
-		l.endLocked(k, &storedEnding{Reason: reason, At: l.clusterNow().UTC()})
+		l.endLocked(k, &endings.Ending{Reason: reason, At: l.clusterNow().UTC()})
 		k.supervisor.ChangedLocked()
 	}
 	return s
@@ -71,11 +72,11 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	defer close(s.done)
 	l.mu.Lock()
 	pod, alive, removed, unheard := k.pod, k.end == nil || !wanted, k.removed, k.unheard
-	end := storedEnding{Reason: s.reason, At: l.clusterNow().UTC(), Stopped: wanted}
-	if before := k.end; before != nil && before.cause().Unrequested() {
+	end := endings.Ending{Reason: s.reason, At: l.clusterNow().UTC(), Stopped: wanted}
+	if before := k.end; before != nil && before.Cause().Unrequested() {
 		// the reason of its end stays
 		end.Reason, end.At, end.Culled, end.CulledFor = before.Reason, before.At, before.Culled, before.CulledFor
-		end.Failed = wanted && before.cause().Died()
+		end.Failed = wanted && before.Cause().Died()
 		s.reason, s.failed = end.Reason, end.Failed
 	}
 	l.mu.Unlock()
@@ -109,7 +110,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 // endPod makes the supervisor end its kernel, which tells the clients why, and deletes the pod. If the supervisor
 // cannot do that, the pod is marked first, so that every gateway knows why it is deleted. A pod that is to be gone is
 // not deleted while the cluster does not answer the request for the mark.
-func (l *Launcher) endPod(pod *corev1.Pod, end storedEnding, request string, alive bool) error {
+func (l *Launcher) endPod(pod *corev1.Pod, end endings.Ending, request string, alive bool) error {
 	if !alive || !l.stopSupervisor(pod, end.Reason, request) {
 		err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end))
 		switch {
@@ -138,7 +139,7 @@ func (l *Launcher) endUnsupported(k *kernel) error {
 		return nil
 	}
 	l.log.Info("kernel is ended for a restart", logkey.Kernel, k.id, logkey.Pod, pod.Name, logkey.Reason, unsupported)
-	end := storedEnding{Reason: "it was ended for a restart: " + unsupported, At: l.clusterNow().UTC()}
+	end := endings.Ending{Reason: "it was ended for a restart: " + unsupported, At: l.clusterNow().UTC()}
 	if err := l.endPod(pod, end, "", false); err != nil {
 		return err
 	}
@@ -152,7 +153,7 @@ func (l *Launcher) endUnsupported(k *kernel) error {
 }
 
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
-func endingAnnotation(pod *corev1.Pod, end storedEnding) map[string]string {
+func endingAnnotation(pod *corev1.Pod, end endings.Ending) map[string]string {
 	text, err := json.Marshal(api.Ending{
 		KernelID:  pod.Labels[podspec.LabelKernel],
 		Reason:    end.Reason,

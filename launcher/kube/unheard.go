@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -50,7 +51,7 @@ func (l *Launcher) endUnheard(k *kernel) bool {
 	reason := fmt.Sprintf("its node %s is lost: %s, and did not end", k.pod.Spec.NodeName,
 		podstatus.DeletionReason(k.pod, l.clusterNow()))
 	k.unheard = true
-	l.endLocked(k, &storedEnding{Reason: reason, At: l.clusterNow().UTC()})
+	l.endLocked(k, &endings.Ending{Reason: reason, At: l.clusterNow().UTC()})
 	k.supervisor.ChangedLocked()
 	l.log.Warn("a kernel counts as dead: its pod should have ended, and its node does not answer", logkey.Kernel, k.id,
 		logkey.Pod, k.pod.Name)

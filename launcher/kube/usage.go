@@ -2,8 +2,10 @@ package kube
 
 import (
 	"context"
+	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
 
@@ -14,7 +16,6 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 		return nil, err // a kernel, or its ending, may be unknown
 	}
 	now := l.clusterNow()
-	oldest := now.Add(-keepEndings)
 	all := []launcher.KernelUsage{}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -29,14 +30,41 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 		}
 		all = append(all, u)
 	}
-	for _, id := range l.endings.known.Keys() {
-		end, ok := l.endings.known.Peek(id)
-		if k := l.kernels[id]; !ok || end.At.Before(oldest) || k != nil && k.end == nil { // it was restarted
-			continue
+	l.endings.Each(func(id string, end *endings.Ending) {
+		if k := l.kernels[id]; k != nil && k.end == nil { // it was restarted
+			return
 		}
-		u := launcher.KernelUsage{ID: id, SpecName: end.Spec, Flavor: end.Flavor, Owner: end.Owner, End: end.At,
-			GPUUse: end.GPUUse, Usage: end.Usage}
-		all = append(all, u)
+		all = append(all, launcher.KernelUsage{ID: id, SpecName: end.Spec, Flavor: end.Flavor, Owner: end.Owner, End: end.At,
+			GPUUse: end.GPUUse, Usage: end.Usage})
+	})
+	return all, nil
+}
+
+// Ended returns the kernels that were culled or died and whose endings are still kept.
+func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
+	if err := l.proveFresh(ctx); err != nil {
+		return nil, err // the last ending may be unknown
 	}
+	all := []launcher.EndedKernel{}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.endings.Each(func(id string, end *endings.Ending) {
+		if end.Refused || !end.Cause().Unrequested() {
+			return
+		}
+		if k := l.kernels[id]; k != nil && k.end == nil { // it was started again
+			return
+		}
+		all = append(all, launcher.EndedKernel{
+			ID:       id,
+			SpecName: end.Spec,
+			Owner:    end.Owner,
+			Reason:   end.Reason,
+			Culled:   end.Culled,
+			At:       end.At,
+			Usage:    end.Usage,
+		})
+	})
+	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -159,7 +160,7 @@ func (l *Launcher) claimPatch(pod, want *corev1.Pod) ([]byte, error) {
 // discard removes a kernel that was taken and could not be given to its owner. From now on it does not count for the
 // limits of its owner, whose start goes on. If it fails, the reaper removes it.
 func (l *Launcher) discard(ctx context.Context, pod *corev1.Pod) {
-	end := storedEnding{Reason: "it could not be given to its owner", At: l.clusterNow().UTC(), Stopped: true}
+	end := endings.Ending{Reason: "it could not be given to its owner", At: l.clusterNow().UTC(), Stopped: true}
 	changed := endingAnnotation(pod, end)
 	changed[podspec.AnnotationClaim] = podspec.ClaimDiscarded
 	err := l.annotate(ctx, pod, "", changed)
