@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"strings"
 	"time"
 
@@ -33,25 +32,25 @@ const (
 func kernelspecCommand() *cli.Command {
 	return client.KernelspecCommand(client.KernelspecSettings{
 		ListFlags: settingFlags("kernelspec-dir", "allowed-kernelspec"),
-		List: func(c *cli.Context) (client.Specs, error) {
+		List: func(c *cli.Context) (kernelspecs.Options, error) {
 			s, err := read(c)
 			if err != nil {
-				return client.Specs{}, err
+				return kernelspecs.Options{}, err
 			}
-			return client.Specs{Dirs: s.KernelspecDirs, Allowed: s.AllowedKernelspecs, Users: s.SpecUsers()}, nil
+			return specOptions(s), nil
 		},
 		CheckFlags: settingFlags("flavors", "kube-policy"),
-		Check: func(c *cli.Context) (client.Specs, error) {
+		Check: func(c *cli.Context) (kernelspecs.Options, error) {
 			s, err := read(c)
 			if err != nil {
-				return client.Specs{}, err
+				return kernelspecs.Options{}, err
 			}
 			pods, err := renderedPods(s)
 			if err != nil {
-				return client.Specs{}, err
+				return kernelspecs.Options{}, err
 			}
 			flavors, err := flavorsByName(s)
-			return client.Specs{Check: pods.CheckWith(flavors)}, err
+			return kernelspecs.Options{Check: pods.CheckWith(flavors)}, err
 		},
 	}, &cli.Command{
 		Name:      "render",
@@ -78,11 +77,16 @@ func openSpecs(
 	check func(kernelspecs.Spec) []kernelspecs.Problem,
 	log *slog.Logger,
 ) (*kernelspecs.Finder, error) {
-	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
-	return kernelspecs.Open(kernelspecs.Options{
-		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Check: check, Log: log, Users: s.SpecUsers(),
-		Allowed: s.AllowedKernelspecs,
-	})
+	o := specOptions(s)
+	o.Check, o.Log = check, log
+	return client.OpenSpecs(ctx, o)
+}
+
+// specOptions returns the settings of kernelspecs.
+func specOptions(s *settings.Settings) kernelspecs.Options {
+	o := s.Specs
+	o.Users = s.SpecUsers()
+	return o
 }
 
 // flavorsByName returns the flavors of the settings, nil without a file.
@@ -125,8 +129,8 @@ func setFlavor(s *settings.Settings, req *launcher.Request) error {
 
 // renderedPods returns the options of pods that are only printed.
 func renderedPods(s *settings.Settings) (podspec.Options, error) {
-	if s.SupervisorImage == "" {
-		s.SupervisorImage = renderedSupervisor
+	if s.Pods.SupervisorImage == "" {
+		s.Pods.SupervisorImage = renderedSupervisor
 	}
 	o, err := podOptions(s, renderedNamespace)
 	if err != nil {

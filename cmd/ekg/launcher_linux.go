@@ -54,26 +54,10 @@ func openLauncher(
 		} else if err := cgroup.Sweep(groups); err != nil {
 			log.Warn("old control groups cannot be removed", logkey.Err, err)
 		}
-		return local.Open(ctx, local.Options{
-			StateDir:    s.StateDir,
-			RuntimeDir:  s.RuntimeDir,
-			Supervisor:  supervisor,
-			GPUProgram:  gpuProgram,
-			GPUSamples:  s.GPUSamples,
-			LogLimit:    s.LogLimit,
-			LogTotal:    s.LogTotal,
-			StopGrace:   s.StopGrace,
-			InheritEnv:  s.InheritEnv,
-			UpgradeIdle: s.UpgradeIdle,
-			Cull:        s.Cull(),
-			Limits:      limits,
-			Reaper:      reaper,
-			Log:         log,
-			Observer:    watch,
-			Warm:        warm,
-
-			ControlGroups: groups,
-		})
+		o := s.Local
+		o.Supervisor, o.GPUProgram, o.ControlGroups = supervisor, gpuProgram, groups
+		o.Limits, o.Reaper, o.Log, o.Observer, o.Warm = limits, reaper, log, watch, warm
+		return local.Open(ctx, o)
 	case "kubernetes":
 		return openKube(ctx, s, limits, log, watch, warm)
 	default:
@@ -146,13 +130,8 @@ const (
 
 // podOptions returns the settings of kernels' pods.
 func podOptions(s *settings.Settings, namespace string) (podspec.Options, error) {
-	if s.KubeNamespace != "" {
-		namespace = s.KubeNamespace
-	}
-	o := podspec.Options{Namespace: namespace, SupervisorImage: s.SupervisorImage, KernelImage: s.KernelImage,
-		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
-		GPUSamples: s.GPUSamples}
-	if s.SupervisorImage == "" {
+	o := s.PodOptions(namespace)
+	if s.Pods.SupervisorImage == "" {
 		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.Place("supervisor-image"))
 	}
 	if s.KubePolicy != "" {
@@ -267,7 +246,7 @@ func findGPUProgram(s *settings.Settings, supervisor string) (string, error) {
 		supervisor = real
 	}
 	path, err := exec.LookPath(filepath.Join(filepath.Dir(supervisor), "ekg-gpu"))
-	if err != nil && s.CullGPU == 0 {
+	if err != nil && s.Local.Cull.GPU == 0 {
 		return "", nil
 	}
 	if err != nil {

@@ -97,7 +97,7 @@ func gatewayAddress(s *settings.Settings, addr net.Addr) string {
 		scheme += "+unix"
 		host = url.QueryEscape(host)
 	}
-	base := strings.Trim(s.BaseURL, "/")
+	base := strings.Trim(s.Gateway.BaseURL, "/")
 	if base != "" {
 		base += "/"
 	}

@@ -39,7 +39,7 @@ func firstMasterKey(s *settings.Settings, inside bool) ([]byte, error) {
 	} else if inside {
 		return nil, fmt.Errorf("%s: a gateway in a cluster needs a key that all its replicas share", place)
 	}
-	path, place := filepath.Join(s.StateDir, "master-key"), s.Place("state-dir")
+	path, place := filepath.Join(s.Local.StateDir, "master-key"), s.Place("state-dir")
 	key, err := readMasterKey(path, place)
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err := makeTokenFile(path)

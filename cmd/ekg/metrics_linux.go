@@ -43,7 +43,7 @@ func (v *server) serveMetrics(ctx context.Context, counters *metrics.Metrics) (<
 	}
 	handler := http.Handler(mux)
 	if settings.IsLocal(s.MetricsListen) {
-		handler = gateway.LocalOnly(mux, s.AllowHosts)
+		handler = gateway.LocalOnly(mux, s.Gateway.AllowHosts)
 	}
 	srv := &http.Server{
 		Handler:           handler,

@@ -214,7 +214,9 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 		return b, err
 	}
 	v.warm = (&wanted{specs: b.specs, flavors: b.flavors}).warmKernels
-	b.limits = v.settings.KernelLimits(b.specs, b.usersFile)
+	limits := v.settings.Limits
+	limits.Specs, limits.File = b.specs, b.usersFile
+	b.limits = &limits
 	if b.launcher, err = v.openLauncher(ctx, v.settings, b.limits, v.log, counters); err != nil {
 		return b, err
 	}
@@ -238,7 +240,7 @@ func openFlavors(s *settings.Settings, log *slog.Logger) (*flavor.File, error) {
 func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, error) {
 	o.Launcher, o.Specs, o.Limits = b.launcher, b.specs, b.limits
 	if v.settings.Launcher == "local" {
-		o.Gateways = localGateways{v.settings.StateDir, &v.file}
+		o.Gateways = localGateways{v.settings.Local.StateDir, &v.file}
 	}
 	if b.flavors != nil { // a nil *File in the interface would not be nil
 		o.Flavors = b.flavors
@@ -334,7 +336,7 @@ func (v *server) register(addr net.Addr, token string) error {
 	file := client.GatewayFile{
 		URL: gatewayAddress(s, addr), Token: token, PID: os.Getpid(), Started: time.Now().UTC(), Certificate: sum,
 	}
-	remove, err := client.WriteGatewayFile(s.StateDir, file, func(err error) {
+	remove, err := client.WriteGatewayFile(s.Local.StateDir, file, func(err error) {
 		v.log.Warn("files of other gateways cannot be read; ekg log will not find those", logkey.Err, err)
 	})
 	if err != nil {
@@ -357,7 +359,7 @@ func (v *server) announce(addr net.Addr, token string, generated bool) error {
 		url += "?token=..."
 	}
 	v.log.Info("ready", logkey.URL, base, logkey.Version, version, logkey.PID, os.Getpid(),
-		logkey.StateDir, v.settings.StateDir)
+		logkey.StateDir, v.settings.Local.StateDir)
 	if _, err := fmt.Fprintf(v.stdout, "ekg is ready at %s\n", url); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}
@@ -370,7 +372,7 @@ func (v *server) announce(addr net.Addr, token string, generated bool) error {
 // stopAll stops all kernels, several at a time.
 func (v *server) stopAll(ctx context.Context, kernels launcher.Launcher) error {
 	// Each kernel may take the grace period twice, and all of them share the machine.
-	ctx, cancel := context.WithTimeout(ctx, 2*v.settings.StopGrace+30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*v.settings.Local.StopGrace+30*time.Second)
 	defer cancel()
 	all, err := kernels.Kernels(ctx)
 	if err != nil {

@@ -52,7 +52,7 @@ func upgradeSupervisors(c *cli.Context, s *settings.Settings) error {
 	if err != nil {
 		return err
 	}
-	u := local.Upgrades{StateDir: s.StateDir, Program: program, Busy: c.Bool("busy")}
+	u := local.Upgrades{StateDir: s.Local.StateDir, Program: program, Busy: c.Bool("busy")}
 	if all {
 		if ids, err = u.Kernels(); err != nil {
 			return fmt.Errorf("%s: %w", s.Place("state-dir"), err)

@@ -19,8 +19,8 @@ func readToken(s *settings.Settings) (token string, generated bool, err error) {
 	switch {
 	case s.NoAuth, len(s.UserSources()) > 0:
 		return "", false, nil
-	case s.Token != "":
-		return s.Token, false, nil
+	case s.Gateway.Token != "":
+		return s.Gateway.Token, false, nil
 	case s.TokenFile != "":
 		token, err := client.ReadTokenFile(s.TokenFile)
 		if err != nil {
@@ -28,7 +28,7 @@ func readToken(s *settings.Settings) (token string, generated bool, err error) {
 		}
 		return token, false, nil
 	}
-	path := settings.TokenPath(s.StateDir)
+	path := settings.TokenPath(s.Local.StateDir)
 	token, err = client.ReadTokenFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		token, err = makeTokenFile(path)

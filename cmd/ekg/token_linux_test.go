@@ -12,7 +12,8 @@ import (
 // TestToken_Race: gateways that start together on a new state directory agree on one token.
 func TestToken_Race(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "new", "state")
-	s := &settings.Settings{StateDir: state}
+	s := &settings.Settings{}
+	s.Local.StateDir = state
 	tokens := make(chan string, 20)
 	var wg sync.WaitGroup
 	for range cap(tokens) {

@@ -22,7 +22,8 @@ func openUsers(s *settings.Settings, file *identity.File, log *slog.Logger) (*id
 	if len(s.UserSources()) == 0 {
 		return nil, nil
 	}
-	o := identity.Options{File: file, Keep: s.AuthCache, AdminUsers: s.AdminUsers, AdminGroups: s.AdminGroups, Log: log}
+	o := s.Identity
+	o.File, o.Log = file, log
 	// The issuer comes first. Two sources accept JSON Web Tokens, and the issuer accepts only its own.
 	oidc, err := s.NewOIDC()
 	if err != nil {

@@ -31,7 +31,7 @@ func (v *server) logWarnings(ctx context.Context) {
 	} else if !settings.IsLocal(s.Listen) && s.TLSCert == "" {
 		v.log.Warn("other machines reach this address without TLS: tokens are sent unencrypted", logkey.Listen, s.Listen)
 	}
-	if slices.Contains(s.AllowOrigins, gateway.AnyOrigin) {
+	if slices.Contains(s.Gateway.AllowOrigins, gateway.AnyOrigin) {
 		v.log.Warn("pages of all hosts may use the gateway: a page that has a token can run code")
 	}
 	for _, gone := range settings.RemovedVariables(os.Environ()) {

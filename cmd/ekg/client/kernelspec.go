@@ -16,19 +16,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
-// Specs are the kernelspecs of a command.
-type Specs struct {
-	Dirs    []string // searched before Jupyter's own
-	Allowed []string // names; empty: all
-	Users   kernelspecs.Users
-	// Check finds what a launcher does not accept of a kernelspec. It may be nil.
-	Check func(kernelspecs.Spec) []kernelspecs.Problem
-}
-
 // KernelspecSettings reads what `ekg kernelspec` needs.
 type KernelspecSettings struct {
 	ListFlags, CheckFlags []cli.Flag
-	List, Check           func(*cli.Context) (Specs, error)
+	List, Check           func(*cli.Context) (kernelspecs.Options, error)
 }
 
 // FlagsOfSpecs reads the command line only. It is for a machine without a gateway, whose kernelspecs no pod checks.
@@ -36,8 +27,10 @@ func FlagsOfSpecs() KernelspecSettings {
 	return KernelspecSettings{
 		ListFlags: []cli.Flag{&cli.StringSliceFlag{Name: "kernelspec-dir",
 			Usage: "`DIRECTORY` with kernelspecs, searched before Jupyter's own; repeatable"}},
-		List:  func(c *cli.Context) (Specs, error) { return Specs{Dirs: c.StringSlice("kernelspec-dir")}, nil },
-		Check: func(*cli.Context) (Specs, error) { return Specs{}, nil },
+		List: func(c *cli.Context) (kernelspecs.Options, error) {
+			return kernelspecs.Options{Dirs: c.StringSlice("kernelspec-dir")}, nil
+		},
+		Check: func(*cli.Context) (kernelspecs.Options, error) { return kernelspecs.Options{}, nil },
 	}
 }
 
@@ -86,13 +79,17 @@ func KernelspecCommand(s KernelspecSettings, more ...*cli.Command) *cli.Command 
 	}
 }
 
-// listSpecs prints the usable specs on stdout, and faults of other specs on stderr.
-func listSpecs(ctx context.Context, s Specs, stdout, stderr io.Writer) (err error) {
+// OpenSpecs finds kernelspecs, with those of Jupyter in this environment.
+func OpenSpecs(ctx context.Context, o kernelspecs.Options) (*kernelspecs.Finder, error) {
 	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
-	specs, err := kernelspecs.Open(kernelspecs.Options{
-		Dirs: s.Dirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: slog.New(slog.DiscardHandler), Users: s.Users,
-		Allowed: s.Allowed,
-	})
+	o.DataDirs, o.Prefix = env.DataDirs, env.Prefix
+	return kernelspecs.Open(o)
+}
+
+// listSpecs prints the usable specs on stdout, and faults of other specs on stderr.
+func listSpecs(ctx context.Context, o kernelspecs.Options, stdout, stderr io.Writer) (err error) {
+	o.Log = slog.New(slog.DiscardHandler)
+	specs, err := OpenSpecs(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -123,8 +120,8 @@ func listSpecs(ctx context.Context, s Specs, stdout, stderr io.Writer) (err erro
 }
 
 // checkSpecs prints the faults of the specs in a directory, and warnings. It returns an error if there are any faults.
-func checkSpecs(ctx context.Context, s Specs, dir string, asJSON bool, stdout io.Writer) error {
-	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, s.Check)
+func checkSpecs(ctx context.Context, o kernelspecs.Options, dir string, asJSON bool, stdout io.Writer) error {
+	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, o.Check)
 	if err := printProblems(stdout, problems, asJSON); err != nil {
 		return err
 	}

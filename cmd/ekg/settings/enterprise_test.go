@@ -82,8 +82,8 @@ func TestLoad_EnterpriseLists(t *testing.T) {
 	} {
 		for _, name := range []string{"EG_ALLOWED_KERNELS", "EG_KERNEL_WHITELIST"} {
 			s, err := Load(from(nil, map[string]string{name: text}))
-			if err != nil || !slices.Equal(s.AllowedKernelspecs, want) {
-				t.Errorf("%s=%s: %q, %v", name, text, s.AllowedKernelspecs, err)
+			if err != nil || !slices.Equal(s.Specs.Allowed, want) {
+				t.Errorf("%s=%s: %q, %v", name, text, s.Specs.Allowed, err)
 			}
 		}
 	}

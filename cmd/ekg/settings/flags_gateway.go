@@ -20,18 +20,18 @@ var gatewaySettings = []group{
 		},
 		{
 			Name: "base-url", Env: []string{"EKG_BASE_URL"}, def: "/", field: "BaseURL",
-			value: text(func(s *Settings) *string { return &s.BaseURL }),
+			value: text(func(s *Settings) *string { return &s.Gateway.BaseURL }),
 			Usage: "path in front of all routes",
 		},
 		{
 			Name: "allow-origin", Env: []string{"EKG_ALLOW_ORIGIN"}, field: "AllowOrigins",
-			value: list(func(s *Settings) *[]string { return &s.AllowOrigins }),
+			value: list(func(s *Settings) *[]string { return &s.Gateway.AllowOrigins }),
 			Usage: "origin of another host whose pages may use the gateway, as scheme://host[:port]; repeatable. * allows " +
 				"the pages of all hosts, and needs tokens",
 		},
 		{
 			Name: "allow-host", Env: []string{"EKG_ALLOW_HOST"}, field: "AllowHosts",
-			value: list(func(s *Settings) *[]string { return &s.AllowHosts }),
+			value: list(func(s *Settings) *[]string { return &s.Gateway.AllowHosts }),
 			Usage: "host name, without a port, that a request's Host header may have; repeatable. localhost and loopback " +
 				"addresses are always allowed. A gateway on another address checks the header only if this is set",
 		},
@@ -47,12 +47,12 @@ var gatewaySettings = []group{
 		},
 		{
 			Name: "max-body", Env: []string{"EKG_MAX_BODY"}, def: formatSize(gateway.DefaultMaxBody), field: "MaxBody",
-			value: size(func(s *Settings) *int64 { return &s.MaxBody }, positive),
+			value: size(func(s *Settings) *int64 { return &s.Gateway.MaxBody }, positive),
 			Usage: "largest body of a REST request, in bytes or with KiB, MiB, GiB",
 		},
 		{
 			Name: "compress-websockets", Env: []string{"EKG_COMPRESS_WEBSOCKETS"}, field: "CompressWebsockets",
-			value: boolean(func(s *Settings) *bool { return &s.CompressWebsockets }),
+			value: boolean(func(s *Settings) *bool { return &s.Gateway.CompressWebsockets }),
 			Usage: "compress websocket messages of 1 KiB and more. The client must offer it and be on another machine",
 		},
 	}},
@@ -60,7 +60,7 @@ var gatewaySettings = []group{
 		{
 			Name: "token", Env: []string{"EKG_TOKEN"},
 			defDoc: "generated once, kept in the state directory", secret: true, field: "Token",
-			value: text(func(s *Settings) *string { return &s.Token }, notEmpty),
+			value: text(func(s *Settings) *string { return &s.Gateway.Token }, notEmpty),
 			Usage: "token that every request needs. Other users of this machine can read it on the command line: prefer " +
 				"--token-file",
 		},
@@ -77,27 +77,27 @@ var gatewaySettings = []group{
 		},
 		{
 			Name: "oidc-issuer", Env: []string{"EKG_OIDC_ISSUER"},
-			value: text(func(s *Settings) *string { return &s.OIDCIssuer }),
+			value: text(func(s *Settings) *string { return &s.OIDC.Issuer }),
 			Usage: "URL of an OpenID Connect issuer whose signed tokens are accepted",
 		},
 		{
 			Name: "oidc-audience", Env: []string{"EKG_OIDC_AUDIENCE"},
-			value: text(func(s *Settings) *string { return &s.OIDCAudience }),
+			value: text(func(s *Settings) *string { return &s.OIDC.Audience }),
 			Usage: "audience that the issuer's tokens must have",
 		},
 		{
 			Name: "oidc-name-claim", Env: []string{"EKG_OIDC_NAME_CLAIM"}, def: "sub",
-			value: text(func(s *Settings) *string { return &s.OIDCName }, notEmpty),
+			value: text(func(s *Settings) *string { return &s.OIDC.NameClaim }, notEmpty),
 			Usage: "claim of the issuer's tokens with the name of the user",
 		},
 		{
 			Name: "oidc-groups-claim", Env: []string{"EKG_OIDC_GROUPS_CLAIM"}, defDoc: "none",
-			value: text(func(s *Settings) *string { return &s.OIDCGroups }),
+			value: text(func(s *Settings) *string { return &s.OIDC.GroupsClaim }),
 			Usage: "claim of the issuer's tokens with the groups of the user",
 		},
 		{
 			Name: "oidc-max-token-age", Env: []string{"EKG_OIDC_MAX_TOKEN_AGE"}, def: "0s",
-			value: duration(func(s *Settings) *time.Duration { return &s.OIDCMaxAge }),
+			value: duration(func(s *Settings) *time.Duration { return &s.OIDC.MaxAge }),
 			Usage: "greatest age of a token of the issuer; 0: tokens are accepted until they expire. Until then a signed " +
 				"token cannot be revoked",
 		},
@@ -125,17 +125,17 @@ var gatewaySettings = []group{
 		},
 		{
 			Name: "admin-user", Env: []string{"EKG_ADMIN_USER"},
-			value: list(func(s *Settings) *[]string { return &s.AdminUsers }, checkUser),
+			value: list(func(s *Settings) *[]string { return &s.Identity.AdminUsers }, checkUser),
 			Usage: "user who may see and do everything, besides the admins of --users-file; repeatable",
 		},
 		{
 			Name: "admin-group", Env: []string{"EKG_ADMIN_GROUP"},
-			value: list(func(s *Settings) *[]string { return &s.AdminGroups }, checkUser),
+			value: list(func(s *Settings) *[]string { return &s.Identity.AdminGroups }, checkUser),
 			Usage: "group whose users may see and do everything; repeatable",
 		},
 		{
 			Name: "auth-cache", Env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(),
-			value: duration(func(s *Settings) *time.Duration { return &s.AuthCache }, positive),
+			value: duration(func(s *Settings) *time.Duration { return &s.Identity.Keep }, positive),
 			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that a cluster " +
 				"or a hub revokes stays valid here for at most that time",
 		},
@@ -149,99 +149,99 @@ var gatewaySettings = []group{
 	{"Limit what users may use", []Option{
 		{
 			Name: "authorized-user", Env: []string{"EKG_AUTHORIZED_USER"}, defDoc: "all users",
-			value: list(func(s *Settings) *[]string { return &s.AuthorizedUsers }, checkUser),
+			value: list(func(s *Settings) *[]string { return &s.Specs.Users.Authorized }, checkUser),
 			Usage: "user who may start kernels; repeatable. If it is set, only these users and admins may. A list in a " +
 				"kernelspec replaces this one. See docs/users.md",
 		},
 		{
 			Name: "unauthorized-user", Env: []string{"EKG_UNAUTHORIZED_USER"},
 			def:   enterpriseUnauthorized,
-			value: list(func(s *Settings) *[]string { return &s.UnauthorizedUsers }, checkUser),
+			value: list(func(s *Settings) *[]string { return &s.Specs.Users.Unauthorized }, checkUser),
 			Usage: "user who may start no kernels, even if authorized; repeatable. A list in a kernelspec adds to this one",
 		},
 		{
 			Name: "max-kernels", Env: []string{"EKG_MAX_KERNELS"}, def: "0",
-			value: most(func(s *Settings) *int { return &s.MaxKernels }),
+			value: most(func(s *Settings) *int { return &s.Limits.Kernels }),
 			Usage: "most kernels at one time, over all gateways; 0 for no limit. Kernels that start, run or stop count. " +
 				"See docs/limits.md",
 		},
 		{
 			Name: "max-kernels-per-user", Env: []string{"EKG_MAX_KERNELS_PER_USER"}, def: "0",
-			value: most(func(s *Settings) *int { return &s.MaxKernelsPerUser }),
+			value: most(func(s *Settings) *int { return &s.Limits.PerUser }),
 			Usage: "most kernels of each user at one time; 0 or less for no limit. --users-file can set another limit for " +
 				"a user",
 		},
 		{
 			Name: "max-kernels-per-group", Env: []string{"EKG_MAX_KERNELS_PER_GROUP"}, def: "0",
-			value: most(func(s *Settings) *int { return &s.MaxKernelsPerGroup }),
+			value: most(func(s *Settings) *int { return &s.Limits.PerGroup }),
 			Usage: "most kernels of all users of a group together; 0 for no limit. --users-file can set another limit for " +
 				"a group",
 		},
 		{
 			Name: "max-kernels-per-kernelspec", Env: []string{"EKG_MAX_KERNELS_PER_KERNELSPEC"}, def: "0",
-			value: most(func(s *Settings) *int { return &s.MaxKernelsPerSpec }),
+			value: most(func(s *Settings) *int { return &s.Limits.PerKernelspec }),
 			Usage: "most kernels of each kernelspec at one time; 0 for no limit. A kernelspec may set a lower limit " +
 				"(metadata.ekg.limits)",
 		},
 		{
 			Name: "max-gpus-per-user", Env: []string{"EKG_MAX_GPUS_PER_USER"}, def: "0",
-			value: most(func(s *Settings) *int { return &s.MaxGPUsPerUser }),
+			value: most(func(s *Settings) *int { return &s.Limits.GPUsPerUser }),
 			Usage: "most GPUs, or slices of GPUs, of each user at one time; 0 for no limit",
 		},
 		{
 			Name: "max-gpus-per-group", Env: []string{"EKG_MAX_GPUS_PER_GROUP"}, def: "0",
-			value: most(func(s *Settings) *int { return &s.MaxGPUsPerGroup }),
+			value: most(func(s *Settings) *int { return &s.Limits.GPUsPerGroup }),
 			Usage: "most GPUs of all users of a group together; 0 for no limit",
 		},
 		{
 			Name: "max-starts-per-minute", Env: []string{"EKG_MAX_STARTS_PER_MINUTE"},
 			def: "0", field: "StartsPerMinute",
-			value: count(func(s *Settings) *int { return &s.StartsPerMinute }),
+			value: count(func(s *Settings) *int { return &s.Gateway.StartsPerMinute }),
 			Usage: "most kernels that each user may start in a minute; 0 for no limit. A restart of a dead kernel counts",
 		},
 		{
 			Name: "max-connections-per-user", Env: []string{"EKG_MAX_CONNECTIONS_PER_USER"},
 			def: "0", field: "ConnectionsPerUser",
-			value: count(func(s *Settings) *int { return &s.ConnectionsPerUser }),
+			value: count(func(s *Settings) *int { return &s.Gateway.ConnectionsPerUser }),
 			Usage: "most connections of each user to one gateway: open websockets, readers of logs and events, and waits " +
 				"for jobs; 0 for no limit",
 		},
 		{
 			Name: "max-connections-per-kernel", Env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"},
 			def: "0", field: "ConnectionsPerKernel",
-			value: count(func(s *Settings) *int { return &s.ConnectionsPerKernel }),
+			value: count(func(s *Settings) *int { return &s.Gateway.ConnectionsPerKernel }),
 			Usage: "most open websockets to one kernel through one gateway; 0: only the supervisor's own limits hold",
 		},
 		{
 			Name: "max-jobs-per-user", Env: []string{"EKG_MAX_JOBS_PER_USER"}, def: strconv.Itoa(jobs.DefaultPerUser),
-			value: count(func(s *Settings) *int { return &s.Jobs.PerUser }),
+			value: count(func(s *Settings) *int { return &s.Gateway.Jobs.PerUser }),
 			Usage: "most jobs of each user that have not ended; 0 for no limit. See docs/jobs.md",
 		},
 		{
 			Name: "max-job-definitions-per-user", Env: []string{"EKG_MAX_JOB_DEFINITIONS_PER_USER"},
 			def:   strconv.Itoa(jobs.DefaultDefinitions),
-			value: count(func(s *Settings) *int { return &s.Jobs.Definitions }),
+			value: count(func(s *Settings) *int { return &s.Gateway.Jobs.Definitions }),
 			Usage: "most job definitions, for example schedules, of each user; 0 for no limit. See docs/jobs.md",
 		},
 		{
 			Name: "jobs-keep", Env: []string{"EKG_JOBS_KEEP"}, def: strconv.Itoa(jobs.DefaultKeep),
-			value: count(func(s *Settings) *int { return &s.Jobs.Keep }),
+			value: count(func(s *Settings) *int { return &s.Gateway.Jobs.Keep }),
 			Usage: "how many ended jobs of each user are kept, with their notebooks; 0: all",
 		},
 		{
 			Name: "jobs-keep-for", Env: []string{"EKG_JOBS_KEEP_FOR"}, def: jobs.DefaultKeepFor.String(),
-			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.KeepFor }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Gateway.Jobs.KeepFor }),
 			Usage: "how long a job is kept after its end; 0: it is never removed",
 		},
 		{
 			Name: "jobs-dir", Env: []string{"EKG_JOBS_DIR"}, field: "Jobs",
-			value: text(func(s *Settings) *string { return &s.Jobs.Dir }),
+			value: text(func(s *Settings) *string { return &s.Gateway.Jobs.Dir }),
 			Usage: "folder, which all gateways mount, with the jobs and their notebooks. Empty: they are in --state-dir, or " +
 				"in config maps of the cluster. See docs/jobs.md",
 		},
 		{
 			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.GiveWay }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Gateway.Jobs.GiveWay }),
 			Usage: "how long a notebook's kernel waits for a GPU before a job with retries left is ended to free one; 0: " +
 				"no job is ended. See docs/jobs.md",
 		},

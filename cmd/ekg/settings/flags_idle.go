@@ -11,60 +11,60 @@ var idleSettings = []group{
 	{"Stop idle kernels", []Option{
 		{
 			Name: "cull-idle-timeout", Env: []string{"EKG_CULL_IDLE_TIMEOUT"}, def: "0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.CullIdleTimeout }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.IdleTimeout }),
 			Usage: "how long a kernel may be idle before it is culled, for example 2h, or a number of seconds; 0: never. A " +
 				"kernel with any request in progress is not idle. See docs/idle.md",
 		},
 		{
 			Name: "cull-connected", Env: []string{"EKG_CULL_CONNECTED"}, def: "true",
-			value: boolean(func(s *Settings) *bool { return &s.CullConnected }),
+			value: not(func(s *Settings) *bool { return &s.Local.Cull.Unattended }),
 			Usage: "cull idle kernels even while pages are connected. With false, the idle time begins when the last page " +
 				"disconnects",
 		},
 		{
 			Name: "cull-busy", Env: []string{"EKG_CULL_BUSY"}, def: "false",
-			value: boolean(func(s *Settings) *bool { return &s.CullBusy }),
+			value: boolean(func(s *Settings) *bool { return &s.Local.Cull.Busy }),
 			Usage: "cull busy kernels too: a busy kernel counts as idle since its last message",
 		},
 		{
 			Name: "cull-interval", Env: []string{"EKG_CULL_INTERVAL"},
 			def:   api.DefaultCullInterval.String(),
-			value: limit(func(s *Settings) *time.Duration { return &s.CullInterval }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.Interval }),
 			Usage: "how often the use of processors and GPUs is measured for --cull-cpu and --cull-gpu, for example 5m, or " +
 				"a number of seconds. A change of the machine's clock is noticed after this time at the latest. It does not " +
 				"delay culling",
 		},
 		{
 			Name: "cull-cpu", Env: []string{"EKG_CULL_CPU"}, def: "0",
-			value: number(func(s *Settings) *float64 { return &s.CullCPU }),
+			value: number(func(s *Settings) *float64 { return &s.Local.Cull.CPU }),
 			Usage: "a kernel that uses more processors than this, for example 0.2, counts as busy; 0: processors are not " +
 				"measured",
 		},
 		{
 			Name: "cull-gpu", Env: []string{"EKG_CULL_GPU"}, def: "0",
-			value: number(func(s *Settings) *float64 { return &s.CullGPU }),
+			value: number(func(s *Settings) *float64 { return &s.Local.Cull.GPU }),
 			Usage: "a kernel that uses more GPUs than this, for example 0.05, counts as busy; 0: GPUs are not measured. " +
 				"NVIDIA's driver is queried for at most 10 seconds of each --cull-interval",
 		},
 		{
 			Name: "gpu-samples", Env: []string{"EKG_GPU_SAMPLES"}, def: "10s",
-			value: limit(func(s *Settings) *time.Duration { return &s.GPUSamples }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.GPUSamples }),
 			Usage: "how often the memory and use of a kernel's NVIDIA GPUs are measured, for its model and for ekg usage; " +
 				"0: never. With --launcher local, the program ekg-gpu must lie beside ekg-supervisor",
 		},
 		{
 			Name: "cull-max-age", Env: []string{"EKG_CULL_MAX_AGE"}, def: "0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.CullMaxAge }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.MaxAge }),
 			Usage: "how old a kernel may become before it is culled, idle or not; 0: no limit",
 		},
 		{
 			Name: "cull-warning", Env: []string{"EKG_CULL_WARNING"}, def: "5m0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.CullWarning }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.Warning }),
 			Usage: "how long before its end a kernel's open notebooks show a warning. At most half of the time that ends it",
 		},
 		{
 			Name: "cull-keep-limit", Env: []string{"EKG_CULL_KEEP_LIMIT"}, def: "24h0m0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.CullKeepLimit }),
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.KeepLimit }),
 			Usage: "how long an owner may keep a kernel from being culled, counted from the request; 0: not at all",
 		},
 	}},

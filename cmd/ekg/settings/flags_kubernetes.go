@@ -18,7 +18,7 @@ var kubernetesSettings = []group{
 		{
 			Name: "kube-namespace", Env: []string{"EKG_KUBE_NAMESPACE"},
 			defDoc: "the gateway's own, or the context's",
-			value:  text(func(s *Settings) *string { return &s.KubeNamespace }),
+			value:  text(func(s *Settings) *string { return &s.Pods.Namespace }),
 			Usage:  "namespace of the kernels' pods",
 		},
 		{
@@ -33,17 +33,17 @@ var kubernetesSettings = []group{
 		},
 		{
 			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},
-			value: boolean(func(s *Settings) *bool { return &s.FlavorsAsSpecs }),
+			value: boolean(func(s *Settings) *bool { return &s.Gateway.FlavorsAsSpecs }),
 			Usage: "offer each kernelspec with each flavor as a kernelspec of its own, such as \"Python 3 (T4)\"",
 		},
 		{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},
-			value: text(func(s *Settings) *string { return &s.SupervisorImage }),
+			value: text(func(s *Settings) *string { return &s.Pods.SupervisorImage }),
 			Usage: "image of ekg. The supervisor's container in each kernel's pod runs it",
 		},
 		{
 			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE"},
-			value: text(func(s *Settings) *string { return &s.KernelImage }),
+			value: text(func(s *Settings) *string { return &s.Pods.KernelImage }),
 			Usage: "image of kernels whose kernelspec names none",
 		},
 		{

@@ -98,8 +98,8 @@ func FuzzSettings(f *testing.F) {
 			t.Fatal(err)
 		}
 		again := map[string][]string{"config": {file}}
-		if s.Token != "" {
-			again["token"] = []string{s.Token}
+		if s.Gateway.Token != "" {
+			again["token"] = []string{s.Gateway.Token}
 		}
 		s2, err := Load(from(again, map[string]string{"HOME": dir}))
 		if err != nil {

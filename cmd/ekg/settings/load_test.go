@@ -56,8 +56,8 @@ func TestLoad_Precedence(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s.StartWait != tt.wait || !slices.Equal(s.AllowOrigins, tt.origins) || s.StopKernels != tt.stop {
-				t.Errorf("got %v %v %t, want %v %v %t", s.StartWait, s.AllowOrigins, s.StopKernels, tt.wait, tt.origins, tt.stop)
+			if s.Gateway.StartWait != tt.wait || !slices.Equal(s.Gateway.AllowOrigins, tt.origins) || s.StopKernels != tt.stop {
+				t.Errorf("got %v %v %t, want %v %v %t", s.Gateway.StartWait, s.Gateway.AllowOrigins, s.StopKernels, tt.wait, tt.origins, tt.stop)
 			}
 			got := [3]string{
 				s.origins["start-wait"].short,
@@ -80,8 +80,8 @@ func TestLoad_EnterpriseGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := []any{s.Listen, s.BaseURL, s.Token, s.DefaultKernel, s.ClientEnv, s.InheritEnv, s.LogLevel.String(),
-		s.AllowOrigins, s.origins["listen"].short}
+	got := []any{s.Listen, s.Gateway.BaseURL, s.Gateway.Token, s.Gateway.DefaultKernel, s.Gateway.ClientEnv, s.Local.InheritEnv, s.LogLevel.String(),
+		s.Gateway.AllowOrigins, s.origins["listen"].short}
 	want := []any{"0.0.0.0:9999", "/gw", "secret", "r", []string{"A", "B"}, []string{"C"}, "DEBUG",
 		[]string(nil), "EG_IP, EG_PORT"}
 	if !reflect.DeepEqual(got, want) {
@@ -138,7 +138,7 @@ func TestLoad_Cull(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := s.Cull(); !reflect.DeepEqual(got, tt.want) {
+			if got := s.Local.Cull; !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}
 		})
@@ -164,7 +164,7 @@ func TestLoad_Limits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		limits := s.KernelLimits(nil, nil)
+		limits := &s.Limits
 		if limits.Kernels != tt.all || limits.PerUser != tt.each || limits.Set() != (tt.all+tt.each > 0) {
 			t.Errorf("%s: %+v", name, limits)
 		}

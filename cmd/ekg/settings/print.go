@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,11 +13,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway"
-	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
-	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
 // Print writes all settings except secrets as a config file. Each has a comment with its source.
@@ -52,7 +51,7 @@ func (s *Settings) absentToken() string {
 	case s.TokenFile != "":
 		return "read from --token-file"
 	}
-	return "generated once, kept in " + TokenPath(s.StateDir)
+	return "generated once, kept in " + TokenPath(s.Local.StateDir)
 }
 
 // yamlLine returns one line of a config file, quoted where YAML requires it.
@@ -89,26 +88,9 @@ func yamlLine(o Option, texts []string) (string, error) {
 // GatewayOptions returns those options of package gateway that are settings. The caller adds the others, such as the
 // launcher.
 func (s *Settings) GatewayOptions() gateway.Options {
-	return gateway.Options{
-		Options: kernels.Options{
-			DefaultKernel:   s.DefaultKernel,
-			FlavorsAsSpecs:  s.FlavorsAsSpecs,
-			ProfilesAsSpecs: s.ProfilesAsSpecs,
-			StartWait:       s.StartWait,
-			ClientEnv:       s.ClientEnv,
-			StartsPerMinute: s.StartsPerMinute,
-		},
-		Token:                s.Token,
-		BaseURL:              s.BaseURL,
-		AllowOrigins:         s.AllowOrigins,
-		CheckHost:            s.checksHost(),
-		AllowHosts:           s.AllowHosts,
-		MaxBody:              s.MaxBody,
-		CompressWebsockets:   s.CompressWebsockets,
-		ConnectionsPerUser:   s.ConnectionsPerUser,
-		ConnectionsPerKernel: s.ConnectionsPerKernel,
-		Jobs:                 s.Jobs,
-	}
+	o := s.Gateway
+	o.CheckHost = s.checksHost()
+	return o
 }
 
 // checksHost reports whether a request's Host header is checked. On loopback a web page could reach the gateway by a
@@ -117,12 +99,12 @@ func (s *Settings) checksHost() bool {
 	if strings.HasPrefix(s.Listen, "unix:") {
 		return false
 	}
-	return IsLocal(s.Listen) || len(s.AllowHosts) > 0
+	return IsLocal(s.Listen) || len(s.Gateway.AllowHosts) > 0
 }
 
 // checkGateway validates the options of package gateway. An error names the place of the rejected setting.
 func (s *Settings) checkGateway() error {
-	if s.NoAuth && slices.Contains(s.AllowOrigins, gateway.AnyOrigin) {
+	if s.NoAuth && slices.Contains(s.Gateway.AllowOrigins, gateway.AnyOrigin) {
 		return fmt.Errorf("%s: %q needs a token: without one, any page could run code", s.Place("allow-origin"),
 			gateway.AnyOrigin)
 	}
@@ -144,32 +126,10 @@ func (s *Settings) checkGateway() error {
 // keep it after a restart.
 func TokenPath(stateDir string) string { return filepath.Join(stateDir, "token") }
 
-// Cull returns the operator's settings for culling. Launchers combine them with those of a kernelspec.
-func (s *Settings) Cull() api.Cull {
-	return api.Cull{
-		IdleTimeout: s.CullIdleTimeout,
-		Busy:        s.CullBusy,
-		Unattended:  !s.CullConnected,
-		MaxAge:      s.CullMaxAge,
-		KeepLimit:   s.CullKeepLimit,
-		Warning:     s.CullWarning,
-		Interval:    s.CullInterval,
-		CPU:         s.CullCPU,
-		GPU:         s.CullGPU,
-	}
-}
-
-// KernelLimits returns the limits on the number of kernels. Changes of the users file and of the kernelspecs may add or
-// remove limits.
-func (s *Settings) KernelLimits(specs limits.Specs, file *identity.File) *limits.Policy {
-	return &limits.Policy{
-		Kernels:       s.MaxKernels,
-		PerUser:       s.MaxKernelsPerUser,
-		PerGroup:      s.MaxKernelsPerGroup,
-		PerKernelspec: s.MaxKernelsPerSpec,
-		GPUsPerUser:   s.MaxGPUsPerUser,
-		GPUsPerGroup:  s.MaxGPUsPerGroup,
-		Specs:         specs,
-		File:          file,
-	}
+// PodOptions returns the settings of kernels' pods in a namespace, unless the settings name another.
+func (s *Settings) PodOptions(namespace string) podspec.Options {
+	o, l := s.Pods, &s.Local
+	o.Namespace = cmp.Or(o.Namespace, namespace)
+	o.LogLimit, o.StopGrace, o.Cull, o.GPUSamples = l.LogLimit, l.StopGrace, l.Cull, l.GPUSamples
+	return o
 }

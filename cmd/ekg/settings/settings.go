@@ -13,91 +13,51 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 )
 
-// Settings are the values of all options.
+// Settings are the values of all options. The options of a package are kept as the package has them; cmd/ekg adds what
+// no operator sets.
 type Settings struct {
 	Config string
 
-	Listen               string
-	BaseURL              string
-	Token                string
-	TokenFile            string
-	UsersFile            string
-	OIDCIssuer           string
-	OIDCAudience         string
-	OIDCName             string
-	OIDCGroups           string
-	OIDCMaxAge           time.Duration
-	TokenReview          bool
-	TokenAudiences       []string
-	HubAPI               string
-	HubService           string
-	AdminUsers           []string
-	AdminGroups          []string
-	AuthorizedUsers      []string
-	UnauthorizedUsers    []string
-	AuthCache            time.Duration
-	NoAuth               bool
-	NoAuthRemote         bool // NoAuth also on an address that other machines reach
-	AllowOrigins         []string
-	AllowHosts           []string
-	CompressWebsockets   bool
-	TLSCert              string
-	TLSKey               string
-	MaxBody              int64
-	StartsPerMinute      int
-	ConnectionsPerUser   int
-	ConnectionsPerKernel int
-	Jobs                 jobs.Policy
+	Listen  string
+	TLSCert string
+	TLSKey  string
+	Gateway gateway.Options
 
-	MaxKernels         int
-	MaxKernelsPerUser  int
-	MaxKernelsPerGroup int
-	MaxKernelsPerSpec  int
-	MaxGPUsPerUser     int
-	MaxGPUsPerGroup    int
+	// Who may connect.
+	TokenFile      string
+	UsersFile      string
+	OIDC           identity.OIDCOptions
+	TokenReview    bool
+	TokenAudiences []string
+	HubAPI         string
+	HubService     string
+	Identity       identity.Options
+	NoAuth         bool
+	NoAuthRemote   bool // NoAuth also on an address that other machines reach
 
-	KernelspecDirs     []string
-	AllowedKernelspecs []string
-	DefaultKernel      string
-	StartWait          time.Duration
-	Launcher           string
-	Supervisor         string
-	StateDir           string
-	RuntimeDir         string
-	ClientEnv          []string
-	InheritEnv         []string
-	UpgradeIdle        bool
-	LogLimit           int64
-	LogTotal           int64
-	StopGrace          time.Duration
+	// Which kernels there may be, and where they run.
+	Limits     limits.Policy
+	Specs      kernelspecs.Options
+	Flavors    string
+	Launcher   string
+	Supervisor string
+	Local      local.Options // StateDir, the bounds of logs, StopGrace, Cull and GPUSamples are for pods too
 
-	CullIdleTimeout time.Duration
-	CullInterval    time.Duration
-	CullConnected   bool
-	CullBusy        bool
-	CullMaxAge      time.Duration
-	CullWarning     time.Duration
-	CullKeepLimit   time.Duration
-	CullCPU         float64
-	CullGPU         float64
-	GPUSamples      time.Duration
-
+	Pods                podspec.Options // without what Local has
 	Kubeconfig          string
 	KubeContext         string
-	KubeNamespace       string
 	KubePolicy          string
-	Flavors             string
-	FlavorsAsSpecs      bool
-	ProfilesAsSpecs     bool
-	SupervisorImage     string
-	KernelImage         string
 	MasterKeyFile       string
 	SecondMasterKeyFile string
 	WatchNodes          bool
@@ -277,21 +237,21 @@ func (src Sources) enterpriseListen() ([]string, origin, bool) {
 
 // complete fills in the defaults that depend on the machine, and makes paths absolute.
 func (s *Settings) complete(getenv func(string) string) error {
-	if s.StateDir == "" {
+	if s.Local.StateDir == "" {
 		switch {
 		case filepath.IsAbs(getenv("XDG_STATE_HOME")): // the specification says to ignore relative paths
-			s.StateDir = filepath.Join(getenv("XDG_STATE_HOME"), "ekg")
+			s.Local.StateDir = filepath.Join(getenv("XDG_STATE_HOME"), "ekg")
 		case getenv("HOME") != "":
-			s.StateDir = filepath.Join(getenv("HOME"), ".local", "state", "ekg")
+			s.Local.StateDir = filepath.Join(getenv("HOME"), ".local", "state", "ekg")
 		default:
 			return errors.New("--state-dir is missing: neither $XDG_STATE_HOME nor $HOME gives a default")
 		}
 	}
-	paths := []*string{&s.StateDir, &s.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,
+	paths := []*string{&s.Local.StateDir, &s.Local.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,
 		&s.Kubeconfig, &s.KubePolicy, &s.Flavors, &s.MasterKeyFile, &s.SecondMasterKeyFile}
-	s.KernelspecDirs = slices.Clone(s.KernelspecDirs)
-	for i := range s.KernelspecDirs {
-		paths = append(paths, &s.KernelspecDirs[i])
+	s.Specs.Dirs = slices.Clone(s.Specs.Dirs)
+	for i := range s.Specs.Dirs {
+		paths = append(paths, &s.Specs.Dirs[i])
 	}
 	if s.AuditLog != "-" {
 		paths = append(paths, &s.AuditLog)
@@ -320,16 +280,16 @@ func (s *Settings) check() error {
 	}
 	token, file := s.origins["token"], s.origins["token-file"]
 	switch {
-	case s.Token == "" || s.TokenFile == "":
+	case s.Gateway.Token == "" || s.TokenFile == "":
 	case token.source > file.source:
 		s.TokenFile = ""
 	case token.source < file.source:
-		s.Token = ""
+		s.Gateway.Token = ""
 	default:
 		refuse("token", "there is also %s: give one of them", file.place)
 	}
 	if s.NoAuth {
-		if s.Token != "" {
+		if s.Gateway.Token != "" {
 			refuse("token", "contradicts %s", s.origins["no-auth"].place)
 		}
 		if s.TokenFile != "" {
@@ -351,8 +311,8 @@ func (s *Settings) check() error {
 		}
 		refuse(given, "--tls-cert and --tls-key must be given together")
 	}
-	if s.LogTotal > 0 && s.LogLimit > s.LogTotal {
-		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.LogLimit), formatSize(s.LogTotal))
+	if s.Local.LogTotal > 0 && s.Local.LogLimit > s.Local.LogTotal {
+		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.Local.LogLimit), formatSize(s.Local.LogTotal))
 	}
 	if err := s.checkGateway(); err != nil {
 		errs = append(errs, err)

@@ -94,7 +94,7 @@ func TestLoad_Refuses(t *testing.T) {
 	})
 	t.Run("a token of a higher source counts", func(t *testing.T) {
 		s, err := Load(from(map[string][]string{"token-file": {"/f"}}, map[string]string{"EG_AUTH_TOKEN": "x"}))
-		if err != nil || s.Token != "" || s.TokenFile != "/f" {
+		if err != nil || s.Gateway.Token != "" || s.TokenFile != "/f" {
 			t.Errorf("got %+v, %v", s, err)
 		}
 	})

@@ -16,7 +16,7 @@ func (s *Settings) UserSources() []string {
 		name  string
 		there bool
 	}{
-		{"users-file", s.UsersFile != ""}, {"oidc-issuer", s.OIDCIssuer != ""},
+		{"users-file", s.UsersFile != ""}, {"oidc-issuer", s.OIDC.Issuer != ""},
 		{"auth-token-review", s.TokenReview}, {"hub-api-url", s.HubAPI != ""},
 	} {
 		if source.there {
@@ -35,7 +35,7 @@ const enterpriseUnauthorized = "root"
 // unauthorizedByChoice reports whether the operator has chosen the users who may start no kernels. The default of
 // Enterprise Gateway does not count: its deployments repeat it.
 func (s *Settings) unauthorizedByChoice() bool {
-	return len(s.UnauthorizedUsers) > 0 && !slices.Equal(s.UnauthorizedUsers, []string{enterpriseUnauthorized})
+	return len(s.Specs.Users.Unauthorized) > 0 && !slices.Equal(s.Specs.Users.Unauthorized, []string{enterpriseUnauthorized})
 }
 
 // SpecUsers returns the gateway's own lists of users for its kernelspecs. They are empty if the gateway has no users.
@@ -43,7 +43,7 @@ func (s *Settings) SpecUsers() kernelspecs.Users {
 	if len(s.UserSources()) == 0 {
 		return kernelspecs.Users{}
 	}
-	return kernelspecs.Users{Authorized: s.AuthorizedUsers, Unauthorized: s.UnauthorizedUsers}
+	return s.Specs.Users
 }
 
 // checkUsers rejects settings of users that contradict each other or would have no effect.
@@ -53,7 +53,7 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 		from := s.Place(sources[0])
 		const why = "there are users (%s), so no token can be shared by all; make one for each user with `ekg token`"
 		switch {
-		case s.Token != "":
+		case s.Gateway.Token != "":
 			refuse("token", why, from)
 		case s.TokenFile != "":
 			refuse("token-file", why, from)
@@ -67,17 +67,17 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 		needs string
 		there bool
 	}{
-		{"oidc-audience", s.OIDCAudience != "", "oidc-issuer", s.OIDCIssuer != ""},
-		{"oidc-groups-claim", s.OIDCGroups != "", "oidc-issuer", s.OIDCIssuer != ""},
-		{"oidc-max-token-age", s.OIDCMaxAge > 0, "oidc-issuer", s.OIDCIssuer != ""},
+		{"oidc-audience", s.OIDC.Audience != "", "oidc-issuer", s.OIDC.Issuer != ""},
+		{"oidc-groups-claim", s.OIDC.GroupsClaim != "", "oidc-issuer", s.OIDC.Issuer != ""},
+		{"oidc-max-token-age", s.OIDC.MaxAge > 0, "oidc-issuer", s.OIDC.Issuer != ""},
 		{"auth-token-audience", len(s.TokenAudiences) > 0, "auth-token-review", s.TokenReview},
-		{"admin-user", len(s.AdminUsers) > 0, anySource, len(sources) > 0},
-		{"admin-group", len(s.AdminGroups) > 0, anySource, len(sources) > 0},
-		{"authorized-user", len(s.AuthorizedUsers) > 0, anySource, len(sources) > 0},
+		{"admin-user", len(s.Identity.AdminUsers) > 0, anySource, len(sources) > 0},
+		{"admin-group", len(s.Identity.AdminGroups) > 0, anySource, len(sources) > 0},
+		{"authorized-user", len(s.Specs.Users.Authorized) > 0, anySource, len(sources) > 0},
 		{"unauthorized-user", s.unauthorizedByChoice(), anySource, len(sources) > 0},
-		{"max-kernels-per-group", s.MaxKernelsPerGroup > 0, anySource, len(sources) > 0},
-		{"max-gpus-per-group", s.MaxGPUsPerGroup > 0, anySource, len(sources) > 0},
-		{"flavors-as-kernelspecs", s.FlavorsAsSpecs, "flavors", s.Flavors != ""},
+		{"max-kernels-per-group", s.Limits.PerGroup > 0, anySource, len(sources) > 0},
+		{"max-gpus-per-group", s.Limits.GPUsPerGroup > 0, anySource, len(sources) > 0},
+		{"flavors-as-kernelspecs", s.Gateway.FlavorsAsSpecs, "flavors", s.Flavors != ""},
 	} {
 		if o.given && !o.there {
 			refuse(o.name, "has no effect without --%s", o.needs)
@@ -93,19 +93,13 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 
 // NewOIDC returns the OpenID Connect issuer, or nil if the settings have none.
 func (s *Settings) NewOIDC() (*identity.OIDC, error) {
-	if s.OIDCIssuer == "" {
+	if s.OIDC.Issuer == "" {
 		return nil, nil
 	}
-	if s.OIDCAudience == "" {
+	if s.OIDC.Audience == "" {
 		return nil, errors.New("--oidc-audience is missing: tokens for other services would be accepted")
 	}
-	return identity.NewOIDC(identity.OIDCOptions{
-		Issuer:      s.OIDCIssuer,
-		Audience:    s.OIDCAudience,
-		NameClaim:   s.OIDCName,
-		GroupsClaim: s.OIDCGroups,
-		MaxAge:      s.OIDCMaxAge,
-	})
+	return identity.NewOIDC(s.OIDC)
 }
 
 // NewHub returns the JupyterHub, or nil if the settings have none.

@@ -70,6 +70,19 @@ func boolean(at func(*Settings) *bool) value {
 	return v
 }
 
+// not is a boolean that is kept as its opposite.
+func not(at func(*Settings) *bool) value {
+	v := boolean(at)
+	set := v.set
+	v.set = func(s *Settings, texts []string) error {
+		err := set(s, texts)
+		*at(s) = !*at(s)
+		return err
+	}
+	v.show = func(s *Settings) []string { return []string{strconv.FormatBool(!*at(s))} }
+	return v
+}
+
 // remote is the text of --no-auth that also allows an address that other machines reach.
 const remote = "remote"
 
