@@ -161,6 +161,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/logstream",
 		"launcher/supervisor/memory",
 		"launcher/supervisor/messagelog",
+		"launcher/supervisor/notices",
 		"launcher/supervisor/process",
 		"launcher/supervisor/processors",
 		"launcher/supervisor/prompts",
@@ -195,7 +196,13 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/connectionfile": {"jupyter", "launcher/supervisor/api", "launcher/supervisor/enterprise"},
 	"launcher/supervisor/ending":         {"launcher/supervisor/api"},
 	"launcher/supervisor/enterprise":     {},
-	"launcher/supervisor/requests":       {"jupyter"},
+	"launcher/supervisor/notices": {
+		"jupyter",
+		"jupyter/notice",
+		"launcher/supervisor/api",
+		"launcher/supervisor/messagelog",
+	},
+	"launcher/supervisor/requests": {"jupyter"},
 	"launcher/supervisor/cells": {
 		"jupyter",
 		"launcher/supervisor/requests",

@@ -153,21 +153,21 @@ func (s *Supervisor) rejectLocked(c *clientConn, m *jupyter.Message, h jupyter.H
 	}
 	var answers []jupyter.Message
 	if h.MsgType == "execute_request" {
-		answers = append(answers, s.noticeLocked(m.Header, "%s", reason))
+		answers = append(answers, s.notices.Line(m.Header, "%s", reason))
 	}
 	if hasReply(h.MsgType) && h.MsgType != "kernel_info_request" { // see notice.Fails
 		f := notice.Failure{Status: "error", Name: ename, Reason: reason}
-		answers = append(answers, s.errorReplyLocked(m.Channel, h.MsgType, m.Header, f))
+		answers = append(answers, s.notices.Reply(m.Channel, h.MsgType, m.Header, f))
 	}
-	c.send(append(answers, s.statusLocked(api.Idle, m.Header))...)
+	c.send(append(answers, s.notices.State(api.Idle, m.Header))...)
 }
 
 // kernelInfoLocked returns the supervisor's own answer to a kernel_info_request. A busy kernel would answer only behind
 // its running cell. Every front end asks this first and shows nothing until it has the answer. The present status
 // follows, because the idle of this answer is not the kernel's.
 func (s *Supervisor) kernelInfoLocked(m *jupyter.Message) []jupyter.Message {
-	reply := jupyter.New(m.Channel, "kernel_info_reply", s.senderSessionLocked(), m.Header, struct{}{})
+	reply := jupyter.New(m.Channel, "kernel_info_reply", s.notices.Sender(), m.Header, struct{}{})
 	reply.Content = s.kernelInfo
-	return []jupyter.Message{s.statusLocked(api.Busy, m.Header), reply, s.statusLocked(api.Idle, m.Header),
+	return []jupyter.Message{s.notices.State(api.Busy, m.Header), reply, s.notices.State(api.Idle, m.Header),
 		s.presentStatusLocked()}
 }

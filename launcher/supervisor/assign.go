@@ -138,7 +138,7 @@ func (s *Supervisor) assignTo(ctx context.Context, a api.Assignment) error {
 	}
 	if s.cfg.Warm == api.WarmProcess {
 		if err := s.setInKernel(ctx, begun.Assignment); err != nil {
-			return httpError{http.StatusBadGateway, "the kernel could not be given to its owner: " + sentence(err)}
+			return httpError{http.StatusBadGateway, "the kernel could not be given to its owner: " + err.Error()}
 		}
 	}
 	done := *begun
@@ -205,13 +205,13 @@ func (s *Supervisor) awaitOwner(ctx context.Context) *operation {
 		select {
 		case <-s.assign.done:
 			return nil
-		case op := <-s.operations:
+		case op := <-s.operations.requested:
 			if op.stop {
 				return op
 			}
-			s.settle(op, errNotRunning)
+			s.operations.settle(op, errNotRunning)
 		case <-ctx.Done():
-			return s.stopBySignal()
+			return stopBySignal()
 		}
 	}
 }

@@ -86,7 +86,7 @@ func (s *Supervisor) openBridge(
 	b := &bridge{
 		log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized,
 		awaitDisk: s.log.AwaitDisk,
-		unsent:    s.unsent, sent: &s.toKernel,
+		unsent:    s.unsent, sent: &s.traffic.toKernel,
 		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
 		failed: make(chan error, 1), nudged: make(chan struct{}), missed: make(chan struct{}, 1),
 		quiet: make(chan struct{}),
@@ -282,7 +282,7 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 		return
 	}
 	s.memory.Passes(m.Size())
-	s.fromKernel.add(m.Channel, m.Size())
+	s.traffic.fromKernel.add(m.Channel, m.Size())
 	if m.Channel != jupyter.IOPub {
 		s.deliverReplyLocked(&m, parent)
 		return
@@ -335,7 +335,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 		b.replied = true
 		if jupyter.StringField(m.Header, "msg_type") == "kernel_info_reply" {
 			s.kernelInfo = bytes.Clone(m.Content) // it outlives the messages around it
-			s.kernelSession = jupyter.StringField(m.Header, "session")
+			s.notices.Kernel = jupyter.StringField(m.Header, "session")
 		}
 		s.passOwnReplyLocked(m, parent)
 		if parent.MsgID == b.firstID[m.Channel] {
@@ -386,7 +386,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 	if msgType == "status" {
 		state = api.State(jupyter.StringField(m.Content, "execution_state"))
 		if session := jupyter.StringField(m.Header, "session"); session != "" {
-			s.kernelSession = session
+			s.notices.Kernel = session
 		}
 	}
 	s.use.Observe(msgType, parent, state)

@@ -200,8 +200,8 @@ func (c *clientConn) Acknowledge(p messagelog.Position, messages int) {
 func (c *clientConn) LossNotice(lost messagelog.Loss) jupyter.Message {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	c.s.lost.Add(int64(lost.Total()))
-	return c.s.noticeLocked(c.session.LastCell, "%s", missing(lost))
+	c.s.traffic.lost.Add(int64(lost.Total()))
+	return c.s.notices.Line(c.session.LastCell, "%s", missing(lost))
 }
 
 // EndReason implements connection.Handler.

@@ -116,8 +116,8 @@ func (s *Supervisor) factsLocked() facts {
 		},
 		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), prompts: s.prompts.Version(),
 			activity: c.LastActivity(),
-			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.sessions.Active() > 0, keepUntil: s.use.KeepUntil,
-			gpus: s.use.GPUs.Sum.Measured / gpuSave},
+			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.sessions.Active() > 0,
+			keepUntil: s.use.KeepUntil, gpus: s.use.GPUs.Sum.Measured / gpuSave},
 	}
 }
 

@@ -2,10 +2,25 @@ package supervisor
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
+
+// traffic counts the messages of the kernel and its clients since a time. It may be used concurrently.
+type traffic struct {
+	toKernel   flows
+	fromKernel flows
+	lost       atomic.Int64 // messages that clients have missed, by the notices they got
+	began      time.Time
+}
+
+// read returns the counts. The log's are its caller's.
+func (t *traffic) read() api.Counts {
+	return api.Counts{Since: t.began, ToKernel: t.toKernel.read(), FromKernel: t.fromKernel.read(),
+		LogLost: t.lost.Load()}
+}
 
 // flows counts messages and bytes on each channel. It may be used concurrently.
 type flows [len(api.Flows{})]struct{ messages, bytes atomic.Int64 }

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -31,7 +29,7 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 	s.endShown = shown.At
 	switch {
 	case shown.At.IsZero():
-		s.endWarningLocked("")
+		s.notices.Cull.End("")
 	case !now.Before(shown.Warn) && shown.Warn.Before(shown.At):
 		s.showWarningLocked(shown)
 	default:
@@ -39,7 +37,7 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 		if now.Before(s.use.KeepUntil) {
 			text = "This kernel is kept until " + shownTime(s.use.KeepUntil) + "."
 		}
-		s.endWarningLocked(text)
+		s.notices.Cull.End(text)
 	}
 	for _, at := range []time.Time{shown.Warn, shown.At} {
 		if now.Before(at) {
@@ -60,56 +58,19 @@ func (s *Supervisor) showWarningLocked(p activity.Plan) {
 	}
 	s.history.AddNew(s.nowLocked(), api.TimelineWarning, text)
 	for sess := range s.sessions.All() {
-		if !sess.Connected() || len(sess.LastCell) == 0 {
-			continue
-		}
-		if !slices.ContainsFunc(s.warnings, func(l *cellDisplay) bool { return l.session == sess.Number }) {
-			s.warnings = append(s.warnings, newCellDisplay(sess.Number, sess.LastCell))
+		if sess.Connected() {
+			s.notices.Cull.Add(sess.Number, sess.LastCell)
 		}
 	}
-	for _, l := range s.warnings {
-		s.showLocked(l, text)
-	}
-}
-
-// endWarningLocked replaces the warnings by a last text, or removes them if that is "".
-func (s *Supervisor) endWarningLocked(text string) {
-	for _, l := range s.warnings {
-		s.showLocked(l, text)
-	}
-	s.warnings = nil
+	s.notices.Cull.Show(text)
 }
 
 // announceCullLocked shows every session in its last cell why the kernel was culled.
 func (s *Supervisor) announceCullLocked(reason string) {
-	text := "This kernel was ended at " + shownTime(s.now()) + ": " + reason + ". Its variables are gone."
 	for sess := range s.sessions.All() {
-		at := slices.IndexFunc(s.warnings, func(l *cellDisplay) bool { return l.session == sess.Number })
-		switch {
-		case at >= 0:
-			s.showLocked(s.warnings[at], text)
-		case len(sess.LastCell) > 0:
-			s.showLocked(newCellDisplay(sess.Number, sess.LastCell), text)
-		}
+		s.notices.Cull.Add(sess.Number, sess.LastCell)
 	}
-	s.warnings = nil
-}
-
-// cellDisplay is a notice.Display for one session.
-type cellDisplay struct {
-	session uint64 // number
-	*notice.Display
-}
-
-func newCellDisplay(session uint64, parent []byte) *cellDisplay {
-	return &cellDisplay{session, notice.NewDisplay(parent)}
-}
-
-// showLocked shows a text in a cell instead of the previous one; "" removes it.
-func (s *Supervisor) showLocked(l *cellDisplay, text string) {
-	if m, changed := l.Show(s.senderSessionLocked(), text); changed {
-		s.log.Append(l.session, m, true)
-	}
+	s.notices.Cull.End("This kernel was ended at " + shownTime(s.now()) + ": " + reason + ". Its variables are gone.")
 }
 
 // patchKernel sets the time until which the kernel is kept, whether or not it is idle.

@@ -47,7 +47,7 @@ func (s *Supervisor) matchInputLocked(c *clientConn, m *jupyter.Message) (*promp
 		return p, p != nil || s.answersUnknownLocked(c)
 	}
 	if refusal.Cell != nil {
-		c.send(s.noticeLocked(refusal.Cell, "%s", refusal.Reason))
+		c.send(s.notices.Line(refusal.Cell, "%s", refusal.Reason))
 	}
 	return nil, false
 }

@@ -197,7 +197,7 @@ func (l *life) awaitLauncher(ctx context.Context) bool {
 		l.giveUp(fmt.Sprintf("the kernel's launcher has not answered within %v", s.cfg.LaunchLimit))
 		return false
 	case err != nil:
-		l.giveUp(sentence(err))
+		l.giveUp(err.Error())
 		return false
 	}
 	l.expected, l.ep, l.signer = nil, c.Endpoints, c.Signer

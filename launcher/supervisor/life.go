@@ -69,7 +69,7 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	if errors.Is(err, child.ErrNoContainer) {
 		s.beginLife(nil, op) // the client need not wait for the container
 		if op != nil {
-			s.settle(op, nil)
+			s.operations.settle(op, nil)
 			op = nil
 		}
 		for errors.Is(err, child.ErrNoContainer) {
@@ -84,10 +84,10 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 		s.beginLife(proc, op)
 	}
 	if op != nil {
-		s.settle(op, err)
+		s.operations.settle(op, err)
 	}
 	if err != nil {
-		out.reason, out.fatal = sentence(err), true
+		out.reason, out.fatal = err.Error(), true
 		if s.container != nil {
 			s.endUnstartedLife(&out)
 		}
@@ -220,12 +220,12 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 		case err := <-l.broken:
 			l.broken = nil
 			l.reconnect(ctx, err)
-		case out.op = <-l.s.operations:
+		case out.op = <-l.s.operations.requested:
 			l.s.stopProcess(l.proc, !out.op.stop)
 			l.finish(out)
 			return
 		case <-ctx.Done():
-			out.op = l.s.stopBySignal()
+			out.op = stopBySignal()
 			l.s.stopProcess(l.proc, false)
 			l.finish(out)
 			return
@@ -288,7 +288,7 @@ func (l *life) reconnect(ctx context.Context, err error) {
 	l.redials++
 	l.s.logger.Warn("connection to the kernel broke", logkey.Err, err, logkey.Attempt, l.redials)
 	if l.redials > redialLimit {
-		l.giveUp("its connections broke repeatedly: " + sentence(err))
+		l.giveUp("its connections broke repeatedly: " + err.Error())
 		return
 	}
 	l.disconnect()
@@ -372,7 +372,7 @@ func (s *Supervisor) endRequestsLocked(out *outcome) {
 		s.gates[c].Hold(gate.NoProcess)
 		s.gates[c].Discard()
 	}
-	s.clearWaitingLocked()
+	s.notices.Waiting.End("")
 	if out.op != nil && !out.op.stop {
 		s.abortAllLocked("aborted", "KernelRestarted", "the kernel was restarted")
 		return
@@ -380,7 +380,7 @@ func (s *Supervisor) endRequestsLocked(out *outcome) {
 	if out.culled != "" {
 		s.announceCullLocked(out.reason)
 	} else if r := s.requests.OldestCell(); r != nil && r.Session != noSession {
-		s.log.Append(r.Session, s.noticeLocked(r.Header, "The kernel died: %s", out.reason), true)
+		s.log.Append(r.Session, s.notices.Line(r.Header, "The kernel died: %s", out.reason), true)
 	}
 	s.abortAllLocked("error", "KernelDied", out.reason)
 }

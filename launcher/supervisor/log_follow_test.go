@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -86,9 +87,9 @@ func TestLogRoute_SlowFollower(t *testing.T) {
 	c.result(c.execute("echo done"))
 	read()
 	eventually(t, "one reader is left", func() bool {
-		r.s.mu.Lock()
-		defer r.s.mu.Unlock()
-		return len(r.s.logReaders) == 1
+		r.s.logReaders.mu.Lock()
+		defer r.s.logReaders.mu.Unlock()
+		return len(r.s.logReaders.byUser) == 1
 	})
 	if _, err := io.ReadAll(deaf.resp.Body); err == nil {
 		t.Error("the answer to one that was dropped looks complete")
@@ -158,5 +159,40 @@ func TestLogRoute_EndsInAFlood(t *testing.T) {
 	}
 	if n := strings.Count(w.body.String(), "\n"); n != 3 {
 		t.Errorf("%d lines of 3", n)
+	}
+}
+
+// TestLogReaders: no other user takes the owner's places, or more than a user's share, and a place is free again when
+// its reader has gone.
+func TestLogReaders(t *testing.T) {
+	var l logReaders
+	owns := func(user string) bool { return user == "owner" }
+	for range logReadersOfUser {
+		if err := l.admit("ann", owns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l.admit("ann", owns) == nil {
+		t.Error("a user has more than a share")
+	}
+	for i := range logReadersOfOthers - logReadersOfUser {
+		if err := l.admit(fmt.Sprint("user", i), owns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l.admit("bob", owns) == nil {
+		t.Error("the others have more than their places")
+	}
+	for range logReadersOfOwner {
+		if err := l.admit("owner", owns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l.admit("owner", owns) == nil {
+		t.Error("the owner has more than all places")
+	}
+	l.dismiss("ann")
+	if err := l.admit("bob", owns); err != nil {
+		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"fmt"
 	"net/http"
+	"sync"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -39,10 +40,10 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 				"supervisor", end, q.After)}
 	}
 	user := r.Header.Get(api.HeaderUser)
-	if err := s.admitLogReader(user); err != nil {
+	if err := s.logReaders.admit(user, s.ownedBy); err != nil {
 		return err
 	}
-	defer s.dismissLogReader(user)
+	defer s.logReaders.dismiss(user)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set(api.HeaderLog, name)
 	w.Header().Set("Connection", "close") // the last deadline would hold for the next request
@@ -58,33 +59,43 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Supervisor) admitLogReader(user string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// logReaders bounds the concurrent readers of the log. The zero value is ready. It may be used concurrently.
+type logReaders struct {
+	mu     sync.Mutex
+	byUser map[string]int // guarded by mu
+}
+
+// admit admits a reader, or returns why there is no place. The caller calls dismiss at the end.
+func (l *logReaders) admit(user string, owns func(user string) bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	owners, others := 0, 0
-	for name, n := range s.logReaders {
-		if s.ownedBy(name) {
+	for name, n := range l.byUser {
+		if owns(name) {
 			owners += n
 		} else {
 			others += n
 		}
 	}
-	full := s.logReaders[user] >= logReadersOfUser || others >= logReadersOfOthers
-	if s.ownedBy(user) {
+	full := l.byUser[user] >= logReadersOfUser || others >= logReadersOfOthers
+	if owns(user) {
 		full = owners >= logReadersOfOwner
 	}
 	if full {
 		return httpError{http.StatusServiceUnavailable, "too many readers of this kernel's log"}
 	}
-	s.logReaders[user]++
+	if l.byUser == nil {
+		l.byUser = map[string]int{}
+	}
+	l.byUser[user]++
 	return nil
 }
 
-func (s *Supervisor) dismissLogReader(user string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.logReaders[user]--; s.logReaders[user] == 0 {
-		delete(s.logReaders, user)
+func (l *logReaders) dismiss(user string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byUser[user]--; l.byUser[user] == 0 {
+		delete(l.byUser, user)
 	}
 }
 

@@ -75,7 +75,7 @@ func (s *Supervisor) announceLossLocked(cell string, header []byte, n uint64) {
 	if n > 1 {
 		what = strconv.FormatUint(n, 10) + " messages were"
 	}
-	m := s.noticeLocked(header, "%s lost inside the kernel: it produced them faster than it could send them.", what)
+	m := s.notices.Line(header, "%s lost inside the kernel: it produced them faster than it could send them.", what)
 	s.log.Append(allSessions, m, true)
 	for _, r := range s.requests.ByID(cell) {
 		r.LossAnnounced = true
@@ -159,7 +159,7 @@ func (s *Supervisor) endLostIdlesLocked() (more bool) {
 			continue
 		}
 		if r.Session != noSession && r.Executes() && !r.LossAnnounced {
-			m := s.noticeLocked(r.Header, "Output of this cell was lost inside the kernel: it was produced faster than the "+
+			m := s.notices.Line(r.Header, "Output of this cell was lost inside the kernel: it was produced faster than the "+
 				"kernel could send it.")
 			s.log.Append(allSessions, m, true)
 		}

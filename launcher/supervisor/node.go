@@ -34,24 +34,12 @@ func (s *Supervisor) setNodeNotice(text string) {
 	}
 	s.nodeNotice = text
 	if text == "" {
-		for _, l := range s.nodeDisplays {
-			s.showLocked(l, "")
-		}
-		s.nodeDisplays = nil
+		s.notices.Node.End("")
 		return
 	}
-	text = "This kernel may be ended soon: " + text + ". Its variables are lost then, so save what you need."
-	shown := map[uint64]bool{}
-	for _, l := range s.nodeDisplays {
-		shown[l.session] = true
-		s.showLocked(l, text)
-	}
 	for sess := range s.sessions.All() {
-		if len(sess.LastCell) == 0 || shown[sess.Number] {
-			continue
-		}
-		l := newCellDisplay(sess.Number, sess.LastCell)
-		s.nodeDisplays = append(s.nodeDisplays, l)
-		s.showLocked(l, text)
+		s.notices.Node.Add(sess.Number, sess.LastCell)
 	}
+	s.notices.Node.Show("This kernel may be ended soon: " + text +
+		". Its variables are lost then, so save what you need.")
 }

@@ -176,7 +176,7 @@ func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session,
 			cell = sess.LastCell
 		}
 		if len(cell) > 0 {
-			s.log.Append(sess.Number, s.noticeLocked(cell, "The program that keeps this kernel's output was started again. "+
+			s.log.Append(sess.Number, s.notices.Line(cell, "The program that keeps this kernel's output was started again. "+
 				"%s. Output that had not reached this page by then is lost.", what), true)
 		}
 	}

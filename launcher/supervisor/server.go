@@ -231,7 +231,7 @@ func (s *Supervisor) postInterrupt(w http.ResponseWriter, _ *http.Request) error
 func (s *Supervisor) postRestart(w http.ResponseWriter, r *http.Request) error {
 	err := s.Restart(context.WithoutCancel(r.Context()))
 	if err != nil && !errors.Is(err, errOver) {
-		return httpError{http.StatusInternalServerError, sentence(err)}
+		return httpError{http.StatusInternalServerError, err.Error()}
 	}
 	if err != nil {
 		return err
@@ -316,8 +316,8 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 }
 
 func (s *Supervisor) countsLocked() api.Counts {
-	c := api.Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
-		LogEvicted: s.log.Evicted(), LogLost: s.lost.Load()}
+	c := s.traffic.read()
+	c.LogEvicted = s.log.Evicted()
 	if s.adopted && !s.inherited.Left {
 		c.Failed = 1
 	}

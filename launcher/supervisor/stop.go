@@ -167,7 +167,7 @@ func (s *Supervisor) withholdReplyLocked(r *requests.Request, m *jupyter.Message
 	}
 	if i.idled[r] {
 		r.Idled = true
-		s.log.Append(allSessions, s.statusLocked(api.Idle, r.Header), true)
+		s.log.Append(allSessions, s.notices.State(api.Idle, r.Header), true)
 	}
 	return false
 }

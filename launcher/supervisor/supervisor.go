@@ -12,9 +12,10 @@
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests that
 // wait, and cells the cells' ids. gate holds the clients' messages, and gaps finds lost messages of the kernel. session
 // keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is culled.
-// process and child run the kernel's process, as a child of this program or of another. connectionfile chooses the
-// kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves
-// the state for a supervisor that adopts the kernel. api is shared with other programs.
+// notices makes what clients are told instead of the kernel. process and child run the kernel's process, as a child of
+// this program or of another. connectionfile chooses the kernel's addresses, and zeromq connects to them. flow paces
+// websockets. logstream serves the log. savedstate saves the state for a supervisor that adopts the kernel, and ending
+// records the kernel's end. api is shared with other programs.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
@@ -22,8 +23,9 @@
 // the handler waits for. With a child, Serve accepts the child's connections, and Run also starts a saver of the state.
 //
 // State: stateMutex guards it. Unlock commits a change: it wakes those who follow the changed parts (commit.go).
-// Methods whose names end in Locked need the lock. Lock order: Supervisor.mu first, then the log's, a gate's, a
-// connection's, or that of the process or container. No goroutine waits for a peer while it holds Supervisor.mu.
+// Methods whose names end in Locked need the lock. operations and logReaders have locks of their own, under which no
+// other is taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
+// container. No goroutine waits for a peer while it holds Supervisor.mu.
 package supervisor
 
 import (
@@ -33,7 +35,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,6 +55,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
@@ -89,7 +91,7 @@ type Supervisor struct {
 	log               *messagelog.Log
 	input             connection.Input              // unfinished messages of all connections
 	gates             [jupyter.IOPub + 1]*gate.Gate // by channel
-	operations        chan *operation               // stops and restarts for Run
+	operations        operations                    // stops and restarts for Run
 	lossPossible      chan struct{}                 // capacity 1: messages may be lost
 	memory            *memory.Returner              // of large messages
 	processors        *processors.Second            // while large messages pass
@@ -102,12 +104,8 @@ type Supervisor struct {
 	gpusSampled       chan struct{}                 // capacity 1: there are new samples of GPUs
 	memoryDue         chan struct{}                 // capacity 1: a cell has ended, and memory may be measured
 	over              chan struct{}                 // closed when the kernel has ended for good
-	began             time.Time                     // when the counters were zero
-
-	// Counters of traffic.
-	toKernel   flows
-	fromKernel flows
-	lost       atomic.Int64 // messages that clients have missed, by the notices they got
+	traffic           traffic
+	logReaders        logReaders
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
 	identity    []byte // by which the kernel's sockets know the supervisor; written with mu held
@@ -127,7 +125,8 @@ type Supervisor struct {
 	clients  map[*clientConn]struct{}
 	requests requests.Table
 	prompts  prompts.Table
-	use      activity.Use // which decides when the kernel is culled
+	notices  *notices.Notices // what clients are told instead of the kernel
+	use      activity.Use     // which decides when the kernel is culled
 
 	// The present life of the kernel, and its last messages.
 	epoch            uint64              // number of the life
@@ -139,7 +138,6 @@ type Supervisor struct {
 	process          kernelProcess       // nil: the kernel has no process
 	stopping         bool                // stopProcess ends the process
 	bridge           *bridge             // nil: the kernel is not connected
-	kernelSession    string              // session id of the kernel's messages; "": not known yet
 	kernelInfo       []byte              // content of the last kernel_info_reply
 	lastParent       []byte              // parent_header of the last iopub message
 	lastParentHeader jupyter.Header      // lastParent, parsed
@@ -149,22 +147,16 @@ type Supervisor struct {
 	interruption     *interruption       // by a stop or restart that goes on; nil: nothing was interrupted
 
 	// Followers of the status, notebook cells by request, and readers of the log route.
-	change     chan struct{} // closed when status streams are woken, and replaced
-	cells      cells.Table
-	logReaders map[string]int // by user
+	change chan struct{} // closed when status streams are woken, and replaced
+	cells  cells.Table
 
-	// Restart, adoption, and the wait for a container.
-	restarting      *operation     // the restart in progress, which other restarts join
-	adopted         bool           // an earlier supervisor has run the kernel
-	takesOver       bool           // its kernel lives, and becomes process
-	waiting         api.Waiting    // what the cluster last reported about the kernel's container
-	waitingDisplays []*cellDisplay // notices in waiting cells
-	nodeNotice      string         // why the kernel's node will go away soon; "": it stays
-	nodeDisplays    []*cellDisplay // notices in cells about the node
+	// Adoption, and the wait for a container.
+	adopted    bool        // an earlier supervisor has run the kernel
+	takesOver  bool        // its kernel lives, and becomes process
+	waiting    api.Waiting // what the cluster last reported about the kernel's container
+	nodeNotice string      // why the kernel's node will go away soon; "": it stays
 
-	// What users are shown of its culling.
-	warnings []*cellDisplay // notices in cells that the kernel will be culled
-	endShown time.Time      // when the kernel will be culled, as it was shown last
+	endShown time.Time // when the kernel will be culled, as it was shown last
 
 	history     history.History // what its users can look up
 	memoryAsked time.Time       // when its memory was last measured at the end of a cell
@@ -182,21 +174,22 @@ type Supervisor struct {
 
 // New prepares a supervisor; Run does the work. Build is the program's version.
 func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
+	over := make(chan struct{})
 	s := &Supervisor{
 		cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
 		sinceBoot:    proctree.SinceBoot,
 		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
-		ownReplies: map[string]chan []byte{},
-		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), memory: memory.New(),
+		ownReplies:   map[string]chan []byte{},
+		lossPossible: make(chan struct{}, 1), memory: memory.New(),
 		processors:        processors.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
-		over: make(chan struct{}), change: make(chan struct{}),
+		over: over, operations: operations{requested: make(chan *operation), over: over}, change: make(chan struct{}),
 		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(),
-		cells: cells.NewTable(), logReaders: map[string]int{},
-		began: time.Now().UTC().Round(0),
+		cells:   cells.NewTable(),
+		traffic: traffic{began: time.Now().UTC().Round(0)},
 	}
 	s.sessions = session.NewTable(s.orphanLocked)
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
@@ -215,6 +208,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	s.ending = ending.New(&s.cfg)
 	s.readAssignment()
+	s.notices = notices.New(s.log, s.ownSession)
 	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
 	s.history = history.New(s.use.Started)
 	s.mu.commit = s.commitLocked
@@ -315,20 +309,15 @@ func (s *Supervisor) backoff(ctx context.Context, crashes int) *operation {
 	select {
 	case <-t.C:
 		return nil
-	case op := <-s.operations:
+	case op := <-s.operations.requested:
 		return op
 	case <-ctx.Done():
-		return s.stopBySignal()
+		return stopBySignal()
 	}
 }
 
 // errGPUsReturned rejects a restart by a supervisor whose kernel has ended.
 var errGPUsReturned = errors.New("its GPUs were given back at its end; start it again in a moment")
-
-// stopBySignal returns the stop that a signal to the supervisor asks for.
-func (s *Supervisor) stopBySignal() *operation {
-	return &operation{stop: true, reason: api.SignalReason, done: make(chan struct{})}
-}
 
 // lingerDead leaves the dead kernel visible until it is restarted or stopped, or its time is up. It returns the
 // restart, or nil when the kernel has ended for good.
@@ -336,10 +325,10 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 	t := time.NewTimer(s.cfg.DeadLinger)
 	defer t.Stop()
 	select {
-	case op := <-s.operations:
+	case op := <-s.operations.requested:
 		if !op.stop && len(s.held) > 0 {
 			// Another kernel may hold its GPUs. Its launcher starts it again with others, or makes it wait.
-			s.settle(op, errGPUsReturned)
+			s.operations.settle(op, errGPUsReturned)
 			s.endClients(reason)
 			return nil
 		}
@@ -365,7 +354,7 @@ func (s *Supervisor) endKernel(op *operation) {
 	s.use.Reset(api.Dead)
 	s.reason = op.reason
 	s.mu.Unlock()
-	s.settle(op, nil)
+	s.operations.settle(op, nil)
 	s.endClients(op.reason)
 }
 
@@ -392,11 +381,8 @@ func (s *Supervisor) announce(state api.State, reason string) {
 		s.answerReadersLocked()
 	}
 	s.showWaitingLocked()
-	s.log.Append(allSessions, s.statusLocked(state, nil), true)
+	s.log.Append(allSessions, s.notices.State(state, nil), true)
 }
-
-// sentence returns an error as the end of a sentence for the kernel's owner.
-func sentence(err error) string { return err.Error() }
 
 // Run starts the kernel and returns when it has ended for good and every websocket has ended. The end of ctx stops the
 // kernel.
@@ -454,8 +440,7 @@ func (s *Supervisor) announceDisk(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.runningCellLocked(); r != nil {
-		m := s.noticeLocked(r.Header, "The gateway's disk takes no more (%s). Output is kept in memory for now.",
-			sentence(err))
+		m := s.notices.Line(r.Header, "The gateway's disk takes no more (%v). Output is kept in memory for now.", err)
 		s.log.Append(allSessions, m, true)
 	}
 }

@@ -1,22 +1,11 @@
 package supervisor
 
 import (
-	"fmt"
-
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 )
-
-// noticeLocked returns a line on stderr under the cell whose request has the given header.
-func (s *Supervisor) noticeLocked(cell []byte, format string, args ...any) jupyter.Message {
-	return notice.Line(s.senderSessionLocked(), cell, fmt.Sprintf(format, args...))
-}
-
-func (s *Supervisor) statusLocked(state api.State, parent []byte) jupyter.Message {
-	return notice.State(s.senderSessionLocked(), parent, string(state))
-}
 
 // presentStatusLocked returns the present state with the running cell as its parent.
 func (s *Supervisor) presentStatusLocked() jupyter.Message {
@@ -24,16 +13,7 @@ func (s *Supervisor) presentStatusLocked() jupyter.Message {
 	if r := s.runningCellLocked(); r != nil {
 		parent = r.Header
 	}
-	return s.statusLocked(s.use.State(), parent)
-}
-
-// senderSessionLocked returns the session id of messages that are sent instead of the kernel's. It is the kernel's own,
-// since JupyterLab drops queued messages when the sender's session changes.
-func (s *Supervisor) senderSessionLocked() string {
-	if s.kernelSession != "" {
-		return s.kernelSession
-	}
-	return s.ownSession
+	return s.notices.State(s.use.State(), parent)
 }
 
 // abortAllLocked answers all unfinished requests instead of the kernel, whose process has ended. Clients that wait for
@@ -53,7 +33,7 @@ func (s *Supervisor) markDoubtful() {
 		r.Doubtful = r.Doubtful || r.Sent.Load()
 	}
 	if r := s.runningCellLocked(); r != nil && r.Session != noSession {
-		m := s.noticeLocked(r.Header, "The connection to the kernel broke for a moment. Output of that moment is lost.")
+		m := s.notices.Line(r.Header, "The connection to the kernel broke for a moment. Output of that moment is lost.")
 		s.log.Append(r.Session, m, true)
 	}
 }
@@ -88,7 +68,7 @@ func (s *Supervisor) giveUpDoubtful() {
 // loseLocked ends a request whose answer will not come, and shows the reason in its cell.
 func (s *Supervisor) loseLocked(r *requests.Request, reason string) {
 	if r.Session != noSession && r.Executes() {
-		s.log.Append(r.Session, s.noticeLocked(r.Header, "%s", reason), true)
+		s.log.Append(r.Session, s.notices.Line(r.Header, "%s", reason), true)
 	}
 	s.abortLocked(r, "error", "ConnectionLost", reason)
 }
@@ -97,18 +77,11 @@ func (s *Supervisor) loseLocked(r *requests.Request, reason string) {
 func (s *Supervisor) abortLocked(r *requests.Request, status, ename, reason string) {
 	if r.Session != noSession && !r.Replied && r.Type != "kernel_info_request" { // see notice.Fails
 		f := notice.Failure{Status: status, Name: ename, Reason: reason}
-		s.log.Append(r.Session, s.errorReplyLocked(r.Channel, r.Type, r.Header, f), true)
+		s.log.Append(r.Session, s.notices.Reply(r.Channel, r.Type, r.Header, f), true)
 	}
 	if !r.Idled {
-		s.log.Append(allSessions, s.statusLocked(api.Idle, r.Header), true)
+		s.log.Append(allSessions, s.notices.State(api.Idle, r.Header), true)
 	}
 	s.use.Done(r.ID, r.Type)
 	s.finishLocked(r)
-}
-
-// errorReplyLocked returns an error reply that replaces the kernel's.
-func (s *Supervisor) errorReplyLocked(
-	c jupyter.Channel, requestType string, header []byte, f notice.Failure,
-) jupyter.Message {
-	return notice.Reply(c, requestType, s.senderSessionLocked(), header, f)
 }

@@ -83,32 +83,15 @@ func (s *Supervisor) waitingTextLocked() string {
 func (s *Supervisor) showWaitingLocked() {
 	text := s.waitingTextLocked()
 	if text == "" {
-		s.clearWaitingLocked()
+		s.notices.Waiting.End("")
 		return
 	}
-	text = "The kernel is not there yet: " + text
-	shown := map[uint64]bool{}
-	for _, l := range s.waitingDisplays {
-		shown[l.session] = true
-		s.showLocked(l, text)
-	}
 	for r := range s.requests.Open() {
-		if !r.Executes() || r.Session == noSession || shown[r.Session] {
-			continue
+		if r.Executes() && r.Session != noSession {
+			s.notices.Waiting.Add(r.Session, r.Header)
 		}
-		shown[r.Session] = true
-		l := newCellDisplay(r.Session, r.Header)
-		s.waitingDisplays = append(s.waitingDisplays, l)
-		s.showLocked(l, text)
 	}
-}
-
-// clearWaitingLocked removes the notices from waiting cells.
-func (s *Supervisor) clearWaitingLocked() {
-	for _, l := range s.waitingDisplays {
-		s.showLocked(l, "")
-	}
-	s.waitingDisplays = nil
+	s.notices.Waiting.Show("The kernel is not there yet: " + text)
 }
 
 // awaitContainer waits for a child. If none will come, it reports false and out has the reason.
@@ -119,7 +102,7 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 		patience = firstContainer
 	}
 	s.mu.Unlock()
-	operations, ended := s.operations, ctx.Done()
+	operations, ended := s.operations.requested, ctx.Done()
 	if s.cfg.SameMachine {
 		// The child is there, and connects again soon. It may run a kernel, which can be stopped and restarted only then.
 		operations, ended, patience = nil, nil, childPatience
@@ -150,9 +133,9 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 			}
 			s.endUnstartedLife(&outcome{op: op})
 			s.beginLife(nil, op)
-			s.settle(op, nil)
+			s.operations.settle(op, nil)
 		case <-ended:
-			out.op = s.stopBySignal()
+			out.op = stopBySignal()
 			s.endUnstartedLife(out)
 			return false
 		case <-t.C:
