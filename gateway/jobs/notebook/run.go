@@ -235,10 +235,10 @@ func (r *run) gone(err error) (*Result, error) {
 	if !errors.Is(err, ErrGone) {
 		return nil, err
 	}
-	return &Result{Status: Failed, Reason: sentence(err), Lost: true}, nil
+	return &Result{Status: Failed, Reason: whyGone(err), Lost: true}, nil
 }
 
-func sentence(err error) string {
+func whyGone(err error) string {
 	if text := strings.TrimPrefix(err.Error(), ErrGone.Error()+": "); text != "" {
 		return text
 	}
