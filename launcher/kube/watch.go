@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -151,14 +150,6 @@ func (l *Launcher) addHandlers(ns string,
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
-}
-
-// dropManagedFields removes fields that are large and unused.
-func dropManagedFields(o any) (any, error) {
-	if object, err := meta.Accessor(o); err == nil { // else it is a cache.DeletedFinalStateUnknown
-		object.SetManagedFields(nil)
-	}
-	return o, nil
 }
 
 // trimEvent drops what this gateway does not read of an event. Of a pod that is no kernel's, as all namespaces have
