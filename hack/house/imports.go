@@ -131,6 +131,7 @@ var mayImport = map[string][]string{
 		"launcher/follow",
 		"launcher/kube/admission",
 		"launcher/kube/endings",
+		"launcher/kube/gpuview",
 		"launcher/kube/poddial",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
@@ -177,6 +178,9 @@ var mayImport = map[string][]string{
 	"launcher/kube/records":   {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus"},
 	"launcher/kube/replicas":  {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
 	"launcher/kube/admission": {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/supervisor/api"},
+
+	"launcher/kube/gpuview": {"launcher", "launcher/flavor", "launcher/kube/podspec", "launcher/kube/podstatus",
+		"launcher/supervisor/api"},
 
 	// Pure parts of launcher/kube.
 	"launcher/kube/podspec": {"kernelspecs", "launcher", "launcher/flavor", "launcher/gpu",
@@ -345,8 +349,8 @@ var doors = []struct {
 	{
 		"k8s.io/",
 		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission", "launcher/kube/endings",
-			"launcher/kube/poddial",
-			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas"},
+			"launcher/kube/gpuview", "launcher/kube/poddial", "launcher/kube/podspec", "launcher/kube/podstatus",
+			"launcher/kube/records", "launcher/kube/replicas"},
 		[]string{"deploy", "e2e"},
 	},
 }

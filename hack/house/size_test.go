@@ -26,7 +26,7 @@ var bounds = map[string]int{
 // package, so that a comment can be corrected.
 var exceptions = map[string]map[string]int{
 	"methods of a type": {
-		"launcher/kube.Launcher":         183,
+		"launcher/kube.Launcher":         181,
 		"launcher/local.Launcher":        147,
 		"launcher/supervisor.Supervisor": 159,
 	},
@@ -35,7 +35,7 @@ var exceptions = map[string]map[string]int{
 	},
 	"lines of a package": {
 		"gateway":               5400,
-		"launcher/kube":         7400,
+		"launcher/kube":         6600,
 		"launcher/kube/podspec": 6400,
 		"launcher/local":        5600,
 	},

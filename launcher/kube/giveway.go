@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -30,9 +30,6 @@ import (
 const (
 	// giveWayGrace is the grace period of such a pod in seconds: a kernel waits for its GPUs.
 	giveWayGrace = 1
-	// staleRoom is how long the scheduler may take to use the room on a node. After it, the node does not help the pod:
-	// another rule keeps the pod away. The scheduler waits up to 10 s before it tries a pod again.
-	staleRoom = 15 * time.Second
 	// giveWayTries bounds how often a pod is read again because it has changed before it was deleted.
 	giveWayTries = 3
 	// giveWayTime bounds how long a start waits for warm kernels that a quota counts.
@@ -52,7 +49,7 @@ func (l *Launcher) noticeWait(pod *corev1.Pod) {
 	if !l.reaping.Load() {
 		return
 	}
-	if _, waits := waitOf(pod); waits && pod.DeletionTimestamp == nil {
+	if _, waits := gpuview.WaitOf(pod); waits && pod.DeletionTimestamp == nil {
 		goroutines.Wake(l.warm.urgent)
 	}
 }
@@ -85,11 +82,11 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 	}
 	view, warm := l.viewNodes(), l.allWarmPods()
 	for _, w := range waits {
-		waited[corev1.ResourceName(w.resource)] = true
-		if w.nominated || has[w.uid] {
+		waited[corev1.ResourceName(w.Resource)] = true
+		if w.Nominated || has[w.UID] {
 			continue // the scheduler makes room for it, or is about to use its room
 		}
-		chosen, node := w.chooseWarm(view, warm, ended, reserved)
+		chosen, node := w.ChooseWarm(view, warm, ended, reserved)
 		all := len(chosen) > 0
 		for _, pod := range chosen {
 			if !l.endWarmPod(ctx, pod, w.Kernel) {
@@ -99,7 +96,7 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 			ended[pod.UID] = true
 		}
 		if all {
-			l.warm.rooms[w.uid] = madeRoom{node, l.timing.now()}
+			l.warm.rooms[w.UID] = madeRoom{node, l.timing.now()}
 		}
 	}
 	for _, pod := range warm { // those that wait for the same GPUs, and would take them first
@@ -115,165 +112,21 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 	return waited, ended
 }
 
-// recentRooms returns the pods for which room was made within staleRoom, and this room on each node and resource. It
+// recentRooms returns the pods for which room was made within gpuview.StaleRoom, and this room on each node and resource. It
 // forgets older rooms, and the pods that do not wait any more.
-func (l *Launcher) recentRooms(waits []gpuWait) (has map[types.UID]bool, reserved map[string]float64) {
+func (l *Launcher) recentRooms(waits []gpuview.Wait) (has map[types.UID]bool, reserved map[string]float64) {
 	has, reserved = map[types.UID]bool{}, map[string]float64{}
 	rooms := map[types.UID]madeRoom{}
 	for _, w := range waits {
-		made, there := l.warm.rooms[w.uid]
-		if !there || l.timing.now().Sub(made.at) >= staleRoom {
+		made, there := l.warm.rooms[w.UID]
+		if !there || l.timing.now().Sub(made.at) >= gpuview.StaleRoom {
 			continue
 		}
-		rooms[w.uid], has[w.uid] = made, true
-		reserved[made.node+" "+w.resource] += w.amount
+		rooms[w.UID], has[w.UID] = made, true
+		reserved[made.node+" "+w.Resource] += w.Amount
 	}
 	l.warm.rooms = rooms
 	return has, reserved
-}
-
-// gpuWaits returns the pods for which the scheduler finds too few GPUs, the longest first.
-func (l *Launcher) gpuWaits() []gpuWait {
-	now := l.clusterNow()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var all []gpuWait
-	for _, k := range l.kernels {
-		if k.pod == nil || k.removed || k.end != nil || k.pod.DeletionTimestamp != nil {
-			continue
-		}
-		if w, waits := waitOf(k.pod); waits {
-			w.Kernel, w.uid, w.For = k.id, k.pod.UID, now.Sub(podScheduled(k.pod).LastTransitionTime.Time)
-			all = append(all, w)
-		}
-	}
-	slices.SortFunc(all, func(a, b gpuWait) int { return launcher.LongestFirst(a.GPUWait, b.GPUWait) })
-	return all
-}
-
-// chooseWarm returns the warm kernels whose end makes room for the kernel on one node, and the node. It returns none if
-// a node has room, or if no node can have enough. reserved is the room on each node that other kernels get. chooseWarm
-// adds the room that this kernel gets.
-func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[types.UID]bool,
-	reserved map[string]float64) (chosen []*corev1.Pod, at string) {
-	nodes := w.nodesOf(view, warm)
-	var places []launcher.Place
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		n := nodes[name]
-		room, known := n.room(w.resource, warm, ended)
-		room = max(room-reserved[name+" "+w.resource], min(room, 0)) // what is reserved may not be there any more
-		switch {
-		case room < w.amount:
-			places = append(places, w.place(n, room, known, warm, ended))
-		case w.For < staleRoom: // the scheduler is about to use this room
-			reserved[name+" "+w.resource] += w.amount
-			return nil, ""
-		}
-	}
-	at, ends := launcher.GiveWay(places)
-	if at != "" {
-		reserved[at+" "+w.resource] += w.amount
-	}
-	for _, name := range ends {
-		chosen = append(chosen, warm[slices.IndexFunc(warm, func(pod *corev1.Pod) bool { return pod.Name == name })])
-	}
-	return chosen, at
-}
-
-// place returns a node on which warm kernels may end for the kernel, the newest first. The node has this room. If its
-// room is not known, all warm kernels there together count as enough. Then only those count whose pods select the same
-// nodes as the kernel's pod, or fewer.
-func (w *gpuWait) place(n warmNode, room float64, known bool, warm []*corev1.Pod, ended map[types.UID]bool,
-) launcher.Place {
-	p, amounts := launcher.Place{Name: n.name}, map[string]float64{}
-	for _, pod := range slices.Backward(warm) {
-		amount := amountOf(pod, w.resource)
-		if pod.Spec.NodeName != n.name || amount == 0 || pod.DeletionTimestamp != nil || ended[pod.UID] ||
-			!known && !covers(pod.Spec.NodeSelector, w.selector) {
-			continue
-		}
-		p.Ends, amounts[pod.Name] = append(p.Ends, pod.Name), amount
-	}
-	p.Fits = func(ends []string) bool {
-		sum := room
-		for _, name := range ends {
-			sum += amounts[name]
-		}
-		return sum >= w.amount || !known && len(ends) > 0 && len(ends) == len(p.Ends)
-	}
-	return p
-}
-
-// warmNode is a node on which a pod could run.
-type warmNode struct {
-	name string
-	node *launcher.GPUNode // nil: only a warm kernel names it
-}
-
-// nodesOf returns the nodes that may take the pod, as far as is known.
-func (w *gpuWait) nodesOf(view launcher.GPUs, warm []*corev1.Pod) map[string]warmNode {
-	nodes := map[string]warmNode{}
-	for _, pod := range warm {
-		if pod.Spec.NodeName != "" {
-			nodes[pod.Spec.NodeName] = warmNode{name: pod.Spec.NodeName}
-		}
-	}
-	for i := range view.Nodes {
-		switch n := &view.Nodes[i]; {
-		case n.Status == "" || n.Name == "":
-		case w.mayUse(n):
-			nodes[n.Name] = warmNode{n.Name, n}
-		default:
-			delete(nodes, n.Name)
-		}
-	}
-	return nodes
-}
-
-// room returns how much of a resource is free. What pods hold that are being deleted counts as free. Of a node that the
-// gateway does not see, it is only what such warm kernels hold.
-func (n warmNode) room(resource string, warm []*corev1.Pod, ended map[types.UID]bool) (room float64, known bool) {
-	var leaving, staying float64
-	for _, pod := range warm {
-		switch {
-		case pod.Spec.NodeName != n.name:
-		case pod.DeletionTimestamp != nil, ended[pod.UID]:
-			leaving += amountOf(pod, resource)
-		default:
-			staying += amountOf(pod, resource)
-		}
-	}
-	if n.node == nil {
-		return leaving, false
-	}
-	for i := range n.node.Pools {
-		p := &n.node.Pools[i]
-		if p.Resource != resource {
-			continue
-		}
-		room += p.Total
-		for j := range p.Holders {
-			if !p.Holders[j].Ending {
-				room -= p.Holders[j].Amount
-			}
-		}
-	}
-	return room - staying, true
-}
-
-// amountOf returns how much of a resource a pod asks for.
-func amountOf(pod *corev1.Pod, resource string) float64 {
-	return float64(podspec.GPUAmounts(pod)[corev1.ResourceName(resource)])
-}
-
-// covers reports whether every node that a selector chooses is chosen by another one, too.
-func covers(selector, other map[string]string) bool {
-	for name, value := range other {
-		if had, there := selector[name]; !there || had != value {
-			return false
-		}
-	}
-	return true
 }
 
 // specOf returns the name of the kernelspec of a pod.

@@ -46,6 +46,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
@@ -173,7 +174,7 @@ type Launcher struct {
 	records   *records.Store
 	endings   *endings.Store
 	reaping   atomic.Bool // this gateway is the reaper
-	machines  machines
+	machines  *gpuview.Machines
 	warm      *warmStore
 
 	// Guarded by mu.
@@ -293,8 +294,10 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
-	l.watchMachines()
-	for _, f := range []func(){l.maintain, func() { l.freshness.keepBeat(life) }, l.reap, func() { l.endings.Write(life) }} {
+	l.machines = gpuview.Watch(gpuview.Options{Client: l.client, Goroutines: &l.goroutines, Done: life.Done(), Log: l.log,
+		Nodes: o.WatchNodes, All: o.WatchGPUs})
+	keepBeat, writeEndings := func() { l.freshness.keepBeat(life) }, func() { l.endings.Write(life) }
+	for _, f := range []func(){l.maintain, keepBeat, l.reap, writeEndings} {
 		l.goroutines.Go(f)
 	}
 	if o.Limits != nil {

@@ -4,12 +4,6 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
-
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -33,43 +27,9 @@ type sentNotice struct {
 	busy bool      // it is being sent
 }
 
-// trimNode keeps only what podstatus.NodeNotice and gpuNodes read, so that thousands of nodes need little memory.
-func trimNode(o any) (any, error) {
-	node, ok := o.(*corev1.Node)
-	if !ok {
-		return o, nil // a cache.DeletedFinalStateUnknown
-	}
-	small := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
-		Spec:       corev1.NodeSpec{Taints: node.Spec.Taints, Unschedulable: node.Spec.Unschedulable},
-		Status:     corev1.NodeStatus{Conditions: node.Status.Conditions},
-	}
-	if len(podspec.GPUPools(node.Status.Capacity)) == 0 {
-		return small, nil
-	}
-	small.Labels, small.Status.Addresses = node.Labels, node.Status.Addresses
-	small.Status.Capacity, small.Status.Allocatable = gpusOnly(node.Status.Capacity), gpusOnly(node.Status.Allocatable)
-	return small, nil
-}
-
-// gpusOnly keeps the resources that stand for GPUs.
-func gpusOnly(all corev1.ResourceList) corev1.ResourceList {
-	some := corev1.ResourceList{}
-	for name, q := range all {
-		if gpu, _ := podspec.IsGPU(name); gpu {
-			some[name] = q
-		}
-	}
-	return some
-}
-
 // announceNodes tells the supervisors on nodes that go away, and those of kernels that may be evicted. It takes back
 // what no longer holds. A node that the informer does not have changes nothing.
 func (l *Launcher) announceNodes() {
-	var nodes cache.SharedIndexInformer
-	if l.opts.WatchNodes {
-		nodes = l.machines.nodes
-	}
 	now := l.timing.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +41,10 @@ func (l *Launcher) announceNodes() {
 			continue
 		}
 		shown := k.supervisor.Status.NodeNotice
-		text, known := nodeNotice(nodes, k.pod.Spec.NodeName)
+		text, known := "", false
+		if l.opts.WatchNodes {
+			text, known = l.machines.Notice(k.pod.Spec.NodeName)
+		}
 		if !known && shown != "" && shown != evictNotice {
 			continue
 		}
@@ -98,19 +61,6 @@ func (l *Launcher) announceNodes() {
 			return
 		}
 	}
-}
-
-// nodeNotice returns why a node will go away soon, or "". known reports whether the informer has the node.
-func nodeNotice(nodes cache.SharedIndexInformer, name string) (text string, known bool) {
-	if nodes == nil || !nodes.HasSynced() {
-		return "", false
-	}
-	o, found, err := nodes.GetStore().GetByKey(name)
-	node, ok := o.(*corev1.Node)
-	if err != nil || !found || !ok {
-		return "", false
-	}
-	return podstatus.NodeNotice(node), true
 }
 
 // sendNodeNotice tells one supervisor.

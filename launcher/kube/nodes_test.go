@@ -116,11 +116,10 @@ func TestNodes_OldSupervisor(t *testing.T) {
 		tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
 		tm.maintenance = time.Hour // the test does the reaper's rounds
 	})
-	nodes := l.machines.nodes
 	eventually(t, "known", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return nodes.HasSynced() && l.kernels[idOf(0)].supervisor.Streaming
+		return l.machines.SeesNodes() && l.kernels[idOf(0)].supervisor.Streaming
 	})
 	for n := 1; n <= 3; n++ {
 		for range 3 {
@@ -185,32 +184,10 @@ func TestNodes_Off(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64
 	l := openTest(t, c, fastReaper(&now))
-	if l.machines.nodes != nil {
-		t.Error("nodes are watched")
-	}
 	l.announceNodes()
 	for _, a := range c.Actions() {
 		if a.GetResource().Resource == "nodes" {
 			t.Errorf("asked for nodes: %s", a.GetVerb())
 		}
-	}
-}
-
-// TestTrimNode: an informer keeps little of a node.
-func TestTrimNode(t *testing.T) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7",
-		Annotations: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}}}
-	node.Spec.Taints = []corev1.Taint{{Key: "x"}}
-	node.Spec.Unschedulable, node.Spec.ProviderID = true, "aws:///1"
-	node.Status.Images = []corev1.ContainerImage{{Names: []string{"large"}}}
-	node.Status.Conditions = []corev1.NodeCondition{{Type: "VMEventScheduled"}}
-	o, err := trimNode(node)
-	got := o.(*corev1.Node)
-	if err != nil || got.Name != "n" || got.ResourceVersion != "7" || len(got.Spec.Taints) != 1 ||
-		!got.Spec.Unschedulable || len(got.Status.Conditions) != 1 {
-		t.Errorf("%+v, %v", got, err)
-	}
-	if got.Annotations != nil || got.Labels != nil || got.Status.Images != nil || got.Spec.ProviderID != "" {
-		t.Errorf("%+v is kept", got)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -257,7 +258,7 @@ func (w *warmStore) Delete(ctx context.Context, k warm.Kernel) bool {
 // warmSince returns when a pod was scheduled, or created if it has no node.
 func warmSince(pod *corev1.Pod) time.Time {
 	since := pod.CreationTimestamp.Time
-	if c := podScheduled(pod); c != nil && c.Status == corev1.ConditionTrue && c.LastTransitionTime.After(since) {
+	if c := gpuview.PodScheduled(pod); c != nil && c.Status == corev1.ConditionTrue && c.LastTransitionTime.After(since) {
 		since = c.LastTransitionTime.Time
 	}
 	return since

@@ -81,6 +81,12 @@ type listThenWatch struct{ *cache.ListWatch }
 // IsWatchListSemanticsUnSupported is called by client-go.
 func (listThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
+// listWatcher is a client of one resource.
+type listWatcher[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
 // persistent lists and watches with a client of one resource, and repeats requests that are not answered. Whether they
 // work is recorded under a key that is not nil.
 func persistent[L runtime.Object](

@@ -1,4 +1,4 @@
-package kube
+package gpuview
 
 import (
 	"slices"
@@ -10,9 +10,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// TestGPUWait_Enough: the kernels whose end would each be enough for a pod, with nodes that the gateway sees and with
+// TestWait_Enough: the kernels whose end would each be enough for a pod, with nodes that the gateway sees and with
 // those that it does not.
-func TestGPUWait_Enough(t *testing.T) {
+func TestWait_Enough(t *testing.T) {
 	t4 := map[string]string{"gpu": "t4"}
 	holds := func(kernel string, amount float64) launcher.GPUHolder {
 		return launcher.GPUHolder{Kernel: kernel, Amount: amount}
@@ -33,14 +33,14 @@ func TestGPUWait_Enough(t *testing.T) {
 	}}
 	selectors := map[string]map[string]string{"e": t4, "g": t4}
 	for amount, want := range map[float64][]string{1: {"a", "b", "e", "g"}, 2: {"g"}} {
-		w := gpuWait{resource: "nvidia.com/gpu", amount: amount, selector: t4}
-		if got := w.enough(view, selectors); !slices.Equal(got, want) {
+		w := Wait{Resource: "nvidia.com/gpu", Amount: amount, Selector: t4}
+		if got := w.Enough(view, selectors); !slices.Equal(got, want) {
 			t.Errorf("%v: %v, want %v", amount, got, want)
 		}
 	}
 	view.Nodes[0].Pools[0].Total = 3
-	w := gpuWait{resource: "nvidia.com/gpu", amount: 1, selector: t4}
-	if got := w.enough(view, nil); got != nil {
+	w := Wait{Resource: "nvidia.com/gpu", Amount: 1, Selector: t4}
+	if got := w.Enough(view, nil); got != nil {
 		t.Errorf("there is room, or it is not known which nodes the others have selected: %v", got)
 	}
 }
@@ -54,21 +54,21 @@ func TestWaitOf(t *testing.T) {
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 			Reason: reason, Message: message}}
 	}
-	if _, waits := waitOf(pod); waits {
+	if _, waits := WaitOf(pod); waits {
 		t.Error("the scheduler has not seen it")
 	}
 	condition(corev1.PodReasonUnschedulable,
 		"0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.")
-	if w, waits := waitOf(pod); !waits || w.amount != 2 || w.resource != "nvidia.com/gpu" {
+	if w, waits := WaitOf(pod); !waits || w.Amount != 2 || w.Resource != "nvidia.com/gpu" {
 		t.Errorf("%+v, %v", w, waits)
 	}
 	condition(corev1.PodReasonUnschedulable,
 		"0/3 nodes are available: 3 Insufficient memory.")
-	if _, waits := waitOf(pod); waits {
+	if _, waits := WaitOf(pod); waits {
 		t.Error("it waits for memory")
 	}
 	condition(corev1.PodReasonSchedulingGated, "Scheduling is blocked, Insufficient nvidia.com/gpu")
-	if _, waits := waitOf(pod); waits {
+	if _, waits := WaitOf(pod); waits {
 		t.Error("it is gated")
 	}
 }

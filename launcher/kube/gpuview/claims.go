@@ -1,4 +1,4 @@
-package kube
+package gpuview
 
 import (
 	"cmp"
@@ -33,11 +33,11 @@ type placedDevice struct {
 // its name has "gpu", or if a kernel holds a device of it. It returns the pods that have a claim whose devices it has
 // found.
 func addClaims(nodes map[string]*launcher.GPUNode, offered []*resourceapi.ResourceSlice,
-	claims []*resourceapi.ResourceClaim, pods []gpuPod,
+	claims []*resourceapi.ResourceClaim, pods []Pod,
 ) map[types.UID]bool {
-	byUID := map[types.UID]*gpuPod{}
+	byUID := map[types.UID]*Pod{}
 	for i := range pods {
-		byUID[pods[i].pod.UID] = &pods[i]
+		byUID[pods[i].Pod.UID] = &pods[i]
 	}
 	shown := driversOf(claims, byUID)
 	places := addDevices(nodes, newestOf(offered), shown)
@@ -81,7 +81,7 @@ func isPlaced(places map[deviceKey]placedDevice, c *resourceapi.ResourceClaim) b
 
 // addHolder adds a pod to the pools of the devices that a claim has. The pod holds this part of each.
 func addHolder(nodes map[string]*launcher.GPUNode, places map[deviceKey]placedDevice, c *resourceapi.ResourceClaim,
-	h launcher.GPUHolder, part float64, p *gpuPod,
+	h launcher.GPUHolder, part float64, p *Pod,
 ) {
 	type poolKey struct{ node, driver string }
 	holds := map[poolKey]map[int]float64{}
@@ -103,7 +103,7 @@ func addHolder(nodes map[string]*launcher.GPUNode, places map[deviceKey]placedDe
 			one.Amount += amount
 		}
 		if p != nil {
-			one.Measure(p.samples)
+			one.Measure(p.Samples)
 		}
 		pool := poolOf(nodes[key.node], key.driver)
 		pool.Holders = append(pool.Holders, one)
@@ -111,12 +111,12 @@ func addHolder(nodes map[string]*launcher.GPUNode, places map[deviceKey]placedDe
 }
 
 // driversOf returns the drivers of which a kernel holds a device.
-func driversOf(claims []*resourceapi.ResourceClaim, byUID map[types.UID]*gpuPod) map[string]bool {
+func driversOf(claims []*resourceapi.ResourceClaim, byUID map[types.UID]*Pod) map[string]bool {
 	shown := map[string]bool{}
 	for _, c := range claims {
 		ours := slices.ContainsFunc(c.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool {
 			p := byUID[user.UID]
-			return p != nil && p.holder.Kernel != ""
+			return p != nil && p.Holder.Kernel != ""
 		})
 		if !ours || c.Status.Allocation == nil {
 			continue
@@ -212,13 +212,13 @@ func trimClaim(o any) (any, error) {
 }
 
 // hasEnded reports whether a pod holds nothing any more, or nothing yet.
-func (p *gpuPod) hasEnded() bool {
-	return p.pod.Spec.NodeName == "" || p.pod.Status.Phase == corev1.PodSucceeded || p.pod.Status.Phase == corev1.PodFailed
+func (p *Pod) hasEnded() bool {
+	return p.Pod.Spec.NodeName == "" || p.Pod.Status.Phase == corev1.PodSucceeded || p.Pod.Status.Phase == corev1.PodFailed
 }
 
 // addUnknownClaim adds a kernel whose claims the gateway does not see.
-func addUnknownClaim(nodes map[string]*launcher.GPUNode, p *gpuPod) {
-	pool := poolOf(nodeOf(nodes, p.pod.Spec.NodeName), claimPool)
+func addUnknownClaim(nodes map[string]*launcher.GPUNode, p *Pod) {
+	pool := poolOf(nodeOf(nodes, p.Pod.Spec.NodeName), claimPool)
 	pool.Unit = launcher.UnitGPU
-	pool.Holders = append(pool.Holders, p.holds(podspec.GPUs(p.pod).Float(), claimPool))
+	pool.Holders = append(pool.Holders, p.holds(podspec.GPUs(p.Pod).Float(), claimPool))
 }
