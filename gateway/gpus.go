@@ -120,8 +120,8 @@ func totalsOf(view launcher.GPUs) []gpus.Total {
 
 // poolModel returns a pool with the holders that may be seen.
 func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) gpus.Pool {
-	pool := gpus.Pool{Resource: p.Resource, Model: p.Model, Unit: string(p.Unit), Amounts: amountsOf(p), Holders: []gpus.Holder{},
-		Warm: p.HeldWarm()}
+	pool := gpus.Pool{Resource: p.Resource, Model: p.Model, Unit: string(p.Unit), Amounts: amountsOf(p),
+		Holders: []gpus.Holder{}, Warm: p.HeldWarm()}
 	held := p.HeldOn()
 	for i := range p.Holders {
 		h := &p.Holders[i]

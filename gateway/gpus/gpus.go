@@ -1,6 +1,6 @@
-// Package gpus is what a gateway says about GPUs: View is the answer of GET /api/gpus, and UsageRow is an entry of that of
-// GET /api/usage. The gateway makes the answers, and ekg top and ekg usage read them, also on machines without a gateway.
-// So the package imports no other package of the module.
+// Package gpus is what a gateway says about GPUs: View is the answer of GET /api/gpus, and UsageRow is an entry of that
+// of GET /api/usage. The gateway makes the answers, and ekg top and ekg usage read them, also on machines without a
+// gateway. So the package imports no other package of the module.
 package gpus
 
 import (

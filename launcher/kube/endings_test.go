@@ -28,7 +28,8 @@ import (
 // endingsMaps returns the config maps of endings by name.
 func (c *testCluster) endingsMaps(t *testing.T) map[string]map[string]string {
 	t.Helper()
-	list, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{LabelSelector: podspec.LabelComponent + "=endings"})
+	list, err := c.CoreV1().ConfigMaps("ns").List(t.Context(),
+		metav1.ListOptions{LabelSelector: podspec.LabelComponent + "=endings"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,8 +88,8 @@ func (f *freshness) proved(now time.Time) {
 
 const (
 	beatPause = 500 * time.Millisecond
-	// maxBeat is the longest time between two beats of a process that runs. It is less than replicas.answerTime: until then, a
-	// change waits for the replica that is to be notified.
+	// maxBeat is the longest time between two beats of a process that runs. It is less than replicas.answerTime: until
+	// then, a change waits for the replica that is to be notified.
 	maxBeat = 1500 * time.Millisecond
 )
 
@@ -178,7 +178,8 @@ func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.U
 		if !l.serves(there) {
 			continue
 		}
-		if pod := known[there.UID]; pod == nil || pod.ResourceVersion != there.ResourceVersion && !podstatus.Older(there, pod) {
+		pod := known[there.UID]
+		if pod == nil || pod.ResourceVersion != there.ResourceVersion && !podstatus.Older(there, pod) {
 			changed = append(changed, there)
 		}
 		delete(known, there.UID)

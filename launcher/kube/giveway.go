@@ -112,8 +112,8 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 	return waited, ended
 }
 
-// recentRooms returns the pods for which room was made within gpuview.StaleRoom, and this room on each node and resource. It
-// forgets older rooms, and the pods that do not wait any more.
+// recentRooms returns the pods for which room was made within gpuview.StaleRoom, and this room on each node and
+// resource. It forgets older rooms, and the pods that do not wait any more.
 func (l *Launcher) recentRooms(waits []gpuview.Wait) (has map[types.UID]bool, reserved map[string]float64) {
 	has, reserved = map[types.UID]bool{}, map[string]float64{}
 	rooms := map[types.UID]madeRoom{}

@@ -14,13 +14,12 @@
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
 // nodes if they are watched; an informer of warm kernels; decideAboutLimits, by election too, if
-// there are limits; the writer of endings; with other replicas, those of package replicas; and calls that go on after their
-// callers have left.
+// there are limits; the writer of endings; with other replicas, those of package replicas; and calls that go on after
+// their callers have left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu,
-// replicas.Replicas.mu, endings.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and admission.Term.mu are taken last. No request
-// to the cluster is made while Launcher.mu
-// is held.
+// replicas.Replicas.mu, endings.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and admission.Term.mu are
+// taken last. No request to the cluster is made while Launcher.mu is held.
 package kube
 
 import (

@@ -34,13 +34,12 @@ type replicaNet struct {
 	mu      sync.Mutex
 	all     map[string]http.Handler // by address
 	cut     map[string]bool         // addresses that no other replica reaches
-	hung    map[string]bool         // addresses that never answer
 	reached map[[2]string]bool      // the addresses of two replicas of which the first has reached the second
 }
 
 func newReplicaNet(t *testing.T, c *testCluster) *replicaNet {
 	return &replicaNet{t: t, c: c, all: map[string]http.Handler{}, cut: map[string]bool{},
-		hung: map[string]bool{}, reached: map[[2]string]bool{}}
+		reached: map[[2]string]bool{}}
 }
 
 // carrier carries one replica's requests.
@@ -55,15 +54,11 @@ func (c carrier) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	c.n.mu.Lock()
-	to, cut, hung := c.n.all[ip], c.n.cut[ip] || c.n.cut[c.from], c.n.hung[ip]
+	to, cut := c.n.all[ip], c.n.cut[ip] || c.n.cut[c.from]
 	c.n.reached[[2]string{c.from, ip}] = to != nil && !cut
 	c.n.mu.Unlock()
 	if to == nil || cut {
 		return nil, errors.New("no route to host")
-	}
-	if hung {
-		<-r.Context().Done()
-		return nil, r.Context().Err()
 	}
 	in := httptest.NewRequest(r.Method, r.URL.RequestURI(), nil).WithContext(r.Context())
 	if r.Body != nil {
@@ -82,13 +77,6 @@ func (n *replicaNet) cutOff(ip string, cut bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cut[ip] = cut
-}
-
-// hang makes the replica with this address take requests and answer none, or answer again.
-func (n *replicaNet) hang(ip string, hung bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.hung[ip] = hung
 }
 
 // join makes a launcher a replica: as joinReplicas does, but without a port, and without watching the replicas' pods.

@@ -116,7 +116,8 @@ func persistent[L runtime.Object](
 type watchKey struct{ namespace, resource string }
 
 // trackWatch records whether a list or watch request works. Informers do not report failures: while the API server
-// refuses connections they retry silently, up to a minute apart. Only a watch that works clears the record of a failure.
+// refuses connections they retry silently, up to a minute apart. Only a watch that works clears the record of a
+// failure.
 func (l *Launcher) trackWatch(key *watchKey, mends bool, err error) {
 	if key == nil {
 		return

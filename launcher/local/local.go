@@ -36,10 +36,10 @@
 // whether the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
-// (package follow); lend (starts kernels that wait for GPUs); warmStore.keep (if there may be warm kernels); one per Stop
-// in progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this process has
-// started. Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders, Launcher.mu or
-// gpusLock. While starts.lock is held, turns and folders of other kernels are only tried.
+// (package follow); lend (starts kernels that wait for GPUs); warmStore.keep (if there may be warm kernels); one per
+// Stop in progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this
+// process has started. Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders,
+// Launcher.mu or gpusLock. While starts.lock is held, turns and folders of other kernels are only tried.
 package local
 
 import (

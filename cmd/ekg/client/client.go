@@ -1,9 +1,10 @@
 // Package client is what ekg does on a user's machine: the command line, and the commands that ask a running gateway or
 // need none. It imports no server and no launcher, so it can be built for macOS and Windows too.
 //
-// Program.Run runs one command line. Commands are the client's own; cmd/ekg adds those of a gateway's machine. kernels.go,
-// jobs.go, log.go and top.go have the commands. find.go finds the gateways that a command asks, and gateway.go sends
-// requests to them. gateways_linux.go is the file in which a running gateway gives its address to other commands.
+// Program.Run runs one command line. Commands are the client's own; cmd/ekg adds those of a gateway's machine.
+// kernels.go, jobs.go, log.go and top.go have the commands. find.go finds the gateways that a command asks, and
+// gateway.go sends requests to them. gateways_linux.go is the file in which a running gateway gives its address to
+// other commands.
 //
 // The package starts no goroutine. Each command closes what it opens.
 package client

@@ -53,7 +53,8 @@ func TestConfigFile_Refuses(t *testing.T) {
 	t.Run("numbers and references as written", func(t *testing.T) {
 		file := yamlFile(t, "token: 0123\nmax-body: 1048576\nallow-host: &h [a, b]\nclient-env: *h\n")
 		s, err := Load(from(map[string][]string{"config": {file}}, nil))
-		if err != nil || s.Gateway.Token != "0123" || s.Gateway.MaxBody != 1<<20 || !slices.Equal(s.Gateway.ClientEnv, []string{"a", "b"}) {
+		if err != nil || s.Gateway.Token != "0123" || s.Gateway.MaxBody != 1<<20 ||
+			!slices.Equal(s.Gateway.ClientEnv, []string{"a", "b"}) {
 			t.Errorf("got %+v, %v", s, err)
 		}
 	})

@@ -57,7 +57,8 @@ func TestLoad_Precedence(t *testing.T) {
 				t.Fatal(err)
 			}
 			if s.Gateway.StartWait != tt.wait || !slices.Equal(s.Gateway.AllowOrigins, tt.origins) || s.StopKernels != tt.stop {
-				t.Errorf("got %v %v %t, want %v %v %t", s.Gateway.StartWait, s.Gateway.AllowOrigins, s.StopKernels, tt.wait, tt.origins, tt.stop)
+				t.Errorf("got %v %v %t, want %v %v %t", s.Gateway.StartWait, s.Gateway.AllowOrigins, s.StopKernels,
+					tt.wait, tt.origins, tt.stop)
 			}
 			got := [3]string{
 				s.origins["start-wait"].short,
@@ -80,7 +81,8 @@ func TestLoad_EnterpriseGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := []any{s.Listen, s.Gateway.BaseURL, s.Gateway.Token, s.Gateway.DefaultKernel, s.Gateway.ClientEnv, s.Local.InheritEnv, s.LogLevel.String(),
+	got := []any{s.Listen, s.Gateway.BaseURL, s.Gateway.Token, s.Gateway.DefaultKernel, s.Gateway.ClientEnv,
+		s.Local.InheritEnv, s.LogLevel.String(),
 		s.Gateway.AllowOrigins, s.origins["listen"].short}
 	want := []any{"0.0.0.0:9999", "/gw", "secret", "r", []string{"A", "B"}, []string{"C"}, "DEBUG",
 		[]string(nil), "EG_IP, EG_PORT"}

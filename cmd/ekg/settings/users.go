@@ -35,7 +35,8 @@ const enterpriseUnauthorized = "root"
 // unauthorizedByChoice reports whether the operator has chosen the users who may start no kernels. The default of
 // Enterprise Gateway does not count: its deployments repeat it.
 func (s *Settings) unauthorizedByChoice() bool {
-	return len(s.Specs.Users.Unauthorized) > 0 && !slices.Equal(s.Specs.Users.Unauthorized, []string{enterpriseUnauthorized})
+	unauthorized := s.Specs.Users.Unauthorized
+	return len(unauthorized) > 0 && !slices.Equal(unauthorized, []string{enterpriseUnauthorized})
 }
 
 // SpecUsers returns the gateway's own lists of users for its kernelspecs. They are empty if the gateway has no users.

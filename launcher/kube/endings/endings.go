@@ -108,7 +108,7 @@ type Options struct {
 	Bound      func(context.Context) (context.Context, context.CancelFunc) // bounds one request to the API server
 	Now        func() time.Time                                            // by the API server's clock
 	Opened     func() time.Time                                            // when this gateway was opened, by that clock
-	Gather     time.Duration                                               // for endings to be collected before they are written
+	Gather     time.Duration                                               // how long endings are collected
 	Log        *slog.Logger
 }
 

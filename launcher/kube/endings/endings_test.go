@@ -32,8 +32,8 @@ func newTest(t *testing.T, c *fake.Clientset) *Store {
 	return s
 }
 
-// TestStore: what one gateway records and writes, a later one reads. Each cull is counted once by the gateway that lived
-// then.
+// TestStore: what one gateway records and writes, a later one reads. Each cull is counted once by the gateway that
+// lived then.
 func TestStore(t *testing.T) {
 	c := fake.NewSimpleClientset()
 	s := newTest(t, c)

@@ -1,6 +1,6 @@
-// Package gpuview knows which GPUs the nodes of a cluster have, who holds them, and what a pod waits for. It reads nodes,
-// other pods, resource slices and resource claims through informers, as far as the gateway may. The launcher brings the
-// pods of kernels.
+// Package gpuview knows which GPUs the nodes of a cluster have, who holds them, and what a pod waits for. It reads
+// nodes, other pods, resource slices and resource claims through informers, as far as the gateway may. The launcher
+// brings the pods of kernels.
 //
 // Begin with Watch and Machines.View. What a pod waits for is in WaitOf. Watch starts the goroutines of the informers;
 // their owner waits for them. Machines.mu is taken alone.
@@ -275,8 +275,8 @@ func resourcesOf(all []corev1.Container) []corev1.Container {
 	return small
 }
 
-// Rooms returns how many kernels of each flavor fit, by the flavor's name. It looks at labels, and at no taints. Flavors
-// with resource claims are not known.
+// Rooms returns how many kernels of each flavor fit, by the flavor's name. It looks at labels, and at no taints.
+// Flavors with resource claims are not known.
 func Rooms(view launcher.GPUs, flavors []flavor.Flavor) map[string]launcher.GPURoom {
 	rooms := map[string]launcher.GPURoom{}
 	for i := range flavors {

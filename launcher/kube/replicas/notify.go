@@ -15,11 +15,11 @@ import (
 
 const (
 	answerTime = 2 * time.Second // for a replica to answer a notification
-	// silentTime is how long a client waits for replicas that have not answered the last notification. A replica that answers
-	// again needs a few milliseconds.
+	// silentTime is how long a client waits for replicas that have not answered the last notification. A replica that
+	// answers again needs a few milliseconds.
 	silentTime = 100 * time.Millisecond
-	// maxMissed bounds the kernels of which a silent replica is notified when it answers again. For others it relies on its
-	// watch.
+	// maxMissed bounds the kernels of which a silent replica is notified when it answers again. For others it relies on
+	// its watch.
 	maxMissed = 1000
 )
 

@@ -1,10 +1,10 @@
-// Package replicas makes the gateways of one cluster find and tell each other. A Replicas knows the other gateways' pods,
-// tells them of kernels that this gateway has changed, and asks them which kernels they know. It decides nothing about
-// kernels: those are behind the interface Kernels, which package kube implements.
+// Package replicas makes the gateways of one cluster find and tell each other. A Replicas knows the other gateways'
+// pods, tells them of kernels that this gateway has changed, and asks them which kernels they know. It decides nothing
+// about kernels: those are behind the interface Kernels, which package kube implements.
 //
-// Begin with New, then Serve, Watch and Introduce. Its goroutines belong to the group that its options name: the server,
-// the watch of the gateways' pods, one for each replica that has missed a notification, and one that forgets replicas
-// which have ended. Close ends the server.
+// Begin with New, then Serve, Watch and Introduce. Its goroutines belong to the group that its options name: the
+// server, the watch of the gateways' pods, one for each replica that has missed a notification, and one that forgets
+// replicas which have ended. Close ends the server.
 //
 // Locks: Replicas.completing is held while all replicas are asked; Replicas.mu is taken last, and never held during a
 // request or a call of Kernels.
@@ -45,8 +45,8 @@ import (
 //	POST https://POD_IP:8890/kernels/{id}
 //	{"pod": UID, "reason": "...", "at": "...", "stopped": true}
 //
-// The request has the bearer token that is derived from the master key. Its body says how the kernel ended, and is empty
-// if it has not ended. The answer is 204 once the kernel is up to date.
+// The request has the bearer token that is derived from the master key. Its body says how the kernel ended, and is
+// empty if it has not ended. The answer is 204 once the kernel is up to date.
 //
 // Two replicas that share a master key believe each other, whichever is the first of each. A client tries its keys in
 // turn. The server name that it asks for names the key, so that the server shows the certificate of that key.
