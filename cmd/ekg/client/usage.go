@@ -20,7 +20,7 @@ import (
 func usageCommand() *cli.Command {
 	return &cli.Command{
 		Name: "usage", Usage: "show how long GPUs were held, and how long they were busy",
-		Description: "You see your own gpus. Admins see all gpus. docs/gpus.md says what is counted.",
+		Description: "You see your own kernels. Admins see all kernels. docs/gpus.md says what is counted.",
 
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "since", Value: "24h", Usage: "a `TIME` like 2006-01-02T15:04:05Z, or how long ago"},
@@ -33,7 +33,7 @@ func usageCommand() *cli.Command {
 }
 
 // showUsage asks each gateway for the usage of kernels, and groups it here: gateways of one state directory or cluster
-// have the same gpus.
+// have the same kernels.
 func showUsage(ctx context.Context, r *kernelRun) error {
 	by := r.c.String("by")
 	if !slices.Contains(gpus.UsageGroups, by) {
