@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -20,10 +21,15 @@ func commands() []*cli.Command {
 	all := settingFlags()
 	return []*cli.Command{
 		{
-			Name:  "serve",
-			Usage: "serve Jupyter's kernel API and print its URL",
-			Flags: all,
+			Name:        "serve",
+			Usage:       "serve Jupyter's kernel API and print its URL",
+			Description: "--help shows the settings that people use first, and --help-all shows all.",
+			Flags: append(slices.Clone(all), &cli.BoolFlag{Name: "help-all",
+				Usage: "show all settings, by task", DisableDefaultText: true}),
 			Action: func(c *cli.Context) error {
+				if c.Bool("help-all") {
+					return printSettings(c.App.Writer)
+				}
 				s, err := command(c, 0)
 				if err != nil {
 					return err
@@ -34,6 +40,7 @@ func commands() []*cli.Command {
 		{
 			Name:        "config",
 			Usage:       "print the settings that serve would use, and where each comes from",
+			Description: "ekg serve --help-all shows all settings.",
 			Flags:       all,
 			Subcommands: []*cli.Command{client.MovedCommand("import", "ekg-migrate config")},
 			Action: func(c *cli.Context) error {
@@ -47,6 +54,24 @@ func commands() []*cli.Command {
 		kernelspecCommand(),
 		supervisorCommand(),
 	}
+}
+
+// printSettings prints the help of all settings, under the headings of docs/configuration.md.
+func printSettings(w io.Writer) error {
+	var texts []string
+	for begin, all := 0, settings.Options(); begin < len(all); {
+		end := begin
+		group := &cli.Command{}
+		for ; end < len(all) && all[end].Heading() == all[begin].Heading(); end++ {
+			group.Flags = append(group.Flags, flagOf(all[end], false))
+		}
+		var text strings.Builder
+		cli.HelpPrinter(&text, `{{template "visibleFlagTemplate" .}}`, group)
+		texts = append(texts, strings.ToUpper(all[begin].Heading())+":"+text.String()+"\n")
+		begin = end
+	}
+	_, err := io.WriteString(w, strings.Join(texts, "\n"))
+	return err
 }
 
 // command checks the number of arguments and reads the settings.
@@ -71,26 +96,26 @@ func settingFlags(names ...string) []cli.Flag {
 	var flags []cli.Flag
 	for _, o := range settings.Options() {
 		if len(names) == 0 || o.Name == "config" || slices.Contains(names, o.Name) {
-			flags = append(flags, flagOf(o))
+			flags = append(flags, flagOf(o, len(names) == 0 && !o.First()))
 		}
 	}
 	return flags
 }
 
 // flagOf returns the command line's flag for an option. Load reads variables and defaults, since only it can tell them
-// apart.
-func flagOf(o settings.Option) cli.Flag {
+// apart. The help leaves out a hidden flag.
+func flagOf(o settings.Option, hidden bool) cli.Flag {
 	usage := o.Usage
 	if len(o.Env) > 0 {
 		usage += " [$" + strings.Join(o.Env, ", $") + "]"
 	}
 	switch o.Shape() {
 	case settings.Many:
-		return &cli.StringSliceFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
+		return &cli.StringSliceFlag{Name: o.Name, Usage: usage, DefaultText: o.Default(), Hidden: hidden}
 	case settings.Toggle:
-		return &toggleFlag{cli.BoolFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}}
+		return &toggleFlag{cli.BoolFlag{Name: o.Name, Usage: usage, DefaultText: o.Default(), Hidden: hidden}}
 	}
-	return &cli.StringFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
+	return &cli.StringFlag{Name: o.Name, Usage: usage, DefaultText: o.Default(), Hidden: hidden}
 }
 
 // toggleFlag is the flag of a setting that needs no value, such as --no-auth. It may have one: --no-auth=remote.

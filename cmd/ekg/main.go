@@ -24,7 +24,7 @@
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
 // (start-wait: 10s). The first of these that is present counts. Package settings has all settings, including the
-// variables of Jupyter Enterprise Gateway with the same meaning. `ekg serve --help` prints them. An error in a setting
+// variables of Jupyter Enterprise Gateway with the same meaning. `ekg serve --help-all` prints them. An error in a setting
 // names the flag, the variable or the line, and the gateway does not start.
 //
 // The program also reads some variables without a setting. Jupyter's variables for the search of kernelspecs are

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -359,4 +360,42 @@ func TestMain_CommentListsCommands(t *testing.T) {
 		}
 	}
 	check("ekg ", program().App(io.Discard, io.Discard).Commands)
+}
+
+// TestServe_Help: --help shows the 25 settings that people use first, and --help-all shows all of them, in the order and
+// under the headings of docs/configuration.md.
+func TestServe_Help(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tables, _ := strings.Cut(string(doc), "\n## All settings\n")
+	var headings, names []string
+	for _, m := range regexp.MustCompile("(?m)^(?:### (.+)|\\| `--([a-z-]+)` .*)$").FindAllStringSubmatch(tables, -1) {
+		if m[1] != "" {
+			headings = append(headings, strings.ToUpper(m[1])+":")
+		} else {
+			names = append(names, m[2])
+		}
+	}
+	shown := func(help string) (names []string) {
+		for _, m := range regexp.MustCompile(`(?m)^   --([a-z-]+)`).FindAllStringSubmatch(help, -1) {
+			if m[1] != "help" && m[1] != "help-all" {
+				names = append(names, m[1])
+			}
+		}
+		return names
+	}
+	code, all, stderr := ekg(t, "serve", "--help-all")
+	if got := shown(all); code != 0 || stderr != "" || len(names) < 60 || !slices.Equal(got, names) {
+		t.Errorf("--help-all: %d %q, it shows %q, want %q", code, stderr, got, names)
+	}
+	if got := regexp.MustCompile(`(?m)^[A-Z].*:$`).FindAllString(all, -1); !slices.Equal(got, headings) {
+		t.Errorf("--help-all has the headings %q, want %q", got, headings)
+	}
+	code, first, _ := ekg(t, "serve", "--help")
+	got := shown(first)
+	if code != 0 || len(got) != 25 || slices.ContainsFunc(got, func(n string) bool { return !slices.Contains(names, n) }) {
+		t.Errorf("--help: %d, it shows %d settings: %q", code, len(got), got)
+	}
 }

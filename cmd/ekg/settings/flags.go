@@ -19,6 +19,7 @@ type Option struct {
 	// enterpriseLists says that Enterprise Gateway's variables hold lists in JSON or in Python.
 	enterpriseLists bool
 	field           string // field of gateway.Options that also checks the value
+	heading         string // of its group
 }
 
 // group holds the settings for one task of an operator.
@@ -33,7 +34,9 @@ var groups = func() []group {
 	all := slices.Concat(gatewaySettings, kernelSettings, idleSettings, kubernetesSettings, operationSettings)
 	for _, g := range all {
 		for i := range g.options {
-			if o := &g.options[i]; o.Name != "listen" {
+			o := &g.options[i]
+			o.heading = g.heading
+			if o.Name != "listen" {
 				o.Env = append(o.Env, enterpriseTable.Variables(o.Name)...)
 			}
 		}
@@ -54,9 +57,23 @@ var options = func() []Option {
 }()
 
 // configOption names the file with the other settings. The file itself cannot set it.
-var configOption = Option{Name: "config", Env: []string{"EKG_CONFIG"},
+var configOption = Option{Name: "config", Env: []string{"EKG_CONFIG"}, heading: "Read settings from a file",
 	value: text(func(s *Settings) *string { return &s.Config }),
 	Usage: "YAML file with any of these settings. Its keys are the names of flags without the dashes"}
+
+// first are the settings that `ekg serve --help` shows, in any order: those that people use first.
+var first = []string{"config",
+	"listen", "allow-origin", "tls-cert", "tls-key", "token-file", "users-file", "oidc-issuer", "hub-api-url", "no-auth",
+	"max-kernels", "max-kernels-per-user", "max-gpus-per-user", "cull-idle-timeout", "cull-connected", "cull-busy",
+	"launcher", "kernelspec-dir", "default-kernel", "start-wait", "client-env", "state-dir", "flavors", "kube-policy",
+	"metrics-listen",
+}
+
+// First reports whether the setting is one of those that people use first.
+func (o Option) First() bool { return slices.Contains(first, o.Name) }
+
+// Heading returns the task of an operator for which the setting is, as docs/configuration.md names it.
+func (o Option) Heading() string { return o.heading }
 
 // Options returns all settings in the order of the documentation, --config first.
 func Options() []Option { return append([]Option{configOption}, options...) }

@@ -9,7 +9,7 @@ import (
 // Table returns the tables of settings in docs/configuration.md, one for each task of an operator.
 func Table() string {
 	var b strings.Builder
-	writeTable(&b, "Read settings from a file", configOption)
+	writeTable(&b, configOption.heading, configOption)
 	for _, g := range groups {
 		writeTable(&b, g.heading, g.options...)
 	}
