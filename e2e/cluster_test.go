@@ -291,7 +291,8 @@ func (k *inCluster) nothingLeft() {
 	})
 }
 
-// deleteAll deletes all kernels at once, and checks that nothing is left.
+// deleteAll deletes all kernels at once, as a client that tries again when it is told so, and checks that nothing is
+// left.
 func (k *inCluster) deleteAll() {
 	k.t.Helper()
 	var all []model
@@ -299,7 +300,13 @@ func (k *inCluster) deleteAll() {
 	var wg sync.WaitGroup
 	for _, m := range all {
 		wg.Go(func() {
-			if status, b, err := k.tryAsk("DELETE", "/api/kernels/"+m.ID, ""); err != nil || status != 204 {
+			status, b, err := k.tryAsk("DELETE", "/api/kernels/"+m.ID, "")
+			for n := 0; n < 3 && err == nil && status == 503; n++ { // an overloaded API server; it says to try again
+				if status, b, err = k.tryAsk("DELETE", "/api/kernels/"+m.ID, ""); status == 404 {
+					return // the first request has ended it
+				}
+			}
+			if err != nil || status != 204 {
 				k.t.Errorf("DELETE of %s: %d %s %v", m.ID, status, b, err)
 			}
 		})
