@@ -362,7 +362,7 @@ func TestMain_CommentListsCommands(t *testing.T) {
 	check("ekg ", program().App(io.Discard, io.Discard).Commands)
 }
 
-// TestServe_Help: --help shows the 25 settings that people use first, and --help-all shows all of them, in the order and
+// TestServe_Help: --help shows the 25 settings that people use first. --help-all shows all of them, in the order and
 // under the headings of docs/configuration.md.
 func TestServe_Help(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/configuration.md")
