@@ -2,8 +2,9 @@
 // put the content into a temporary file in the same folder, and then rename that file. Launchers and supervisors write
 // their state with it. On Linux the package also measures the free space of file systems, and makes private folders.
 //
-// Nothing is synced to disk: the files hold the state of processes, which end with the machine. A sync would slow down
-// the start of every kernel, and libraries for this purpose (google/renameio, natefinch/atomic) always sync.
+// Write, Replace and Create sync nothing to disk: most files hold the state of processes, which end with the machine. A
+// sync would slow down the start of every kernel, and libraries for this purpose (google/renameio, natefinch/atomic)
+// always sync. A writer whose files outlive the machine syncs them in fill, and calls SyncFolder.
 //
 // The package starts no goroutine. Its functions may be called concurrently, also for one path.
 package files
@@ -38,6 +39,15 @@ func Create(path string, content []byte) error {
 	}, func(temporary, path string) error {
 		return errors.Join(os.Link(temporary, path), os.Remove(temporary)) // a rename would replace the winner's file
 	})
+}
+
+// SyncFolder makes the names in a folder outlive a crash of the machine.
+func SyncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // place fills a temporary file beside path and moves it there.

@@ -190,7 +190,7 @@ func (s Store) writeRecord(ctx context.Context, r launcher.Record) (launcher.Rec
 		return f.Sync()
 	})
 	if err == nil {
-		err = syncFolder(filepath.Dir(path))
+		err = files.SyncFolder(filepath.Dir(path))
 	}
 	if err != nil {
 		return launcher.Record{}, unavailableRecords(err)
@@ -243,13 +243,4 @@ func recordVersion(data []byte) string {
 
 func unavailableRecords(err error) error {
 	return fmt.Errorf("%w: records: %v", launcher.ErrUnavailable, err)
-}
-
-// syncFolder makes the names in a folder outlive a crash of the machine.
-func syncFolder(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
