@@ -7,9 +7,10 @@
 //	DIR/KIND/ID/BEFORE-VERSION.data
 //	DIR/KIND/ID/BEFORE-VERSION.open, or .settled
 //
-// VERSION is a random text, and BEFORE that of the data which was replaced. A writer writes its data into a file, and
-// renames the mark. That fails if another writer has renamed it, or the record was removed. No text is used twice, so a
-// writer that was frozen for long fails, too. A record is created and removed by a rename of its folder.
+// VERSION is a random text. BEFORE is that of the data which was replaced; in a new record it is another random text. A
+// writer writes its data into a file, and renames the mark. That fails if another writer has renamed it, or the record
+// was removed. No text is used twice, so a writer that was frozen for long fails, too. A record is created and removed
+// by a rename of its folder.
 //
 // The package starts no goroutine.
 package folder
@@ -27,6 +28,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -36,17 +38,19 @@ const (
 	recordPace   = 10 * time.Second
 	readAttempts = 10 // at a record that is being replaced
 
-	temporary = ".new-" // begins the names of folders that are no records yet, or no longer
+	temporary = ".new-" // with it begin the names of new folders, and of removed ones that still have files
 	leftAfter = time.Hour
 
 	data    = ".data"
 	open    = ".open"
 	settled = ".settled"
-	first   = "0-" // begins the version of a record that was not replaced yet
 )
 
 // Records are the records in a folder. All methods may be called concurrently.
-type Records struct{ dir string }
+type Records struct {
+	dir    string
+	rename func(from, to string) error // os.Rename, but in tests
+}
 
 // Open returns the records in a folder, which it makes if it is missing. The error says why they cannot be written.
 func Open(dir string) (*Records, error) {
@@ -60,7 +64,7 @@ func Open(dir string) (*Records, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Records{dir}, os.Remove(probe)
+	return &Records{dir, os.Rename}, os.Remove(probe)
 }
 
 // MaxRecord returns how many bytes of data a record can have.
@@ -100,11 +104,10 @@ func (r *Records) list(ctx context.Context, kind string, onlyOpen bool) ([]launc
 
 // RecordIDs returns the ids of all records of a kind. It removes what killed gateways have left.
 func (r *Records) RecordIDs(_ context.Context, kind string) (ids []string, err error) {
-	path, err := r.path(kind, "any")
-	if err != nil {
-		return nil, err
+	if !launcher.ValidRecordName(kind) {
+		return nil, fmt.Errorf("records: %q is not a kind", kind)
 	}
-	dir := filepath.Dir(path)
+	dir := filepath.Join(r.dir, kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !gone(err) {
 		return nil, unavailable(err)
@@ -188,15 +191,18 @@ func (r *Records) CreateRecord(_ context.Context, one launcher.Record) (launcher
 	if err != nil {
 		return one, unavailable(err)
 	}
-	one.Version = first + rand.Text()
+	one.Version = rand.Text() + "-" + rand.Text()
 	if err = write(made, one.Version, one.Data); err == nil {
 		err = os.WriteFile(filepath.Join(made, one.Version+mark(one)), nil, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(made, dir)
+		err = files.SyncFolder(made)
 	}
 	if err == nil {
-		err = syncFolder(filepath.Dir(dir))
+		err = r.rename(made, dir)
+	}
+	if err == nil {
+		err = files.SyncFolder(filepath.Dir(dir))
 	}
 	return result(one, err, os.RemoveAll(made))
 }
@@ -213,25 +219,50 @@ func (r *Records) ReplaceRecord(_ context.Context, one launcher.Record) (launche
 		return one, launcher.ErrRecordChanged
 	}
 	one.Version = base + "-" + rand.Text()
-	if err = write(dir, one.Version, one.Data); err == nil {
-		err = os.Rename(filepath.Join(dir, before+open), filepath.Join(dir, one.Version+mark(one)))
-		if gone(err) { // it may be settled
-			err = os.Rename(filepath.Join(dir, before+settled), filepath.Join(dir, one.Version+mark(one)))
-		}
-	}
-	if err != nil {
+	if err := write(dir, one.Version, one.Data); err != nil {
 		return result(one, err, os.RemoveAll(filepath.Join(dir, one.Version+data)))
 	}
-	return result(one, syncFolder(dir), removeOthers(dir, before, one.Version))
+	if err := r.replaceMark(dir, before, one.Version+mark(one)); err != nil {
+		var left error
+		if gone(err) {
+			left = os.RemoveAll(filepath.Join(dir, one.Version+data))
+		} // else the mark may name the data. If it does not, a later replacement removes the data.
+		return result(one, err, left)
+	}
+	return result(one, files.SyncFolder(dir), removeOthers(dir, before, one.Version))
 }
 
-// removeOthers removes the data that was replaced, and that of writers who wanted to replace it, too.
+// replaceMark renames the mark of a version. If the mark was renamed or removed by others, the error is one for which
+// gone reports true.
+func (r *Records) replaceMark(dir, before, mark string) error {
+	to := filepath.Join(dir, mark)
+	err := r.rename(filepath.Join(dir, before+open), to)
+	if gone(err) { // it may be settled
+		err = r.rename(filepath.Join(dir, before+settled), to)
+	}
+	if !gone(err) {
+		return err
+	}
+	// A file server may have renamed it, and not remember that when the same request comes again.
+	switch now, lookErr := markIn(dir); {
+	case now == mark:
+		return nil
+	case lookErr != nil:
+		return lookErr
+	}
+	return err
+}
+
+// removeOthers removes data that no mark names any more: that of the version before, of the one before that, and of
+// writers who wanted to replace either. A writer that was killed has not removed the older ones.
 func removeOthers(dir, before, now string) error {
-	base, _, _ := strings.Cut(now, "-")
+	older, base, _ := strings.Cut(before, "-")
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		version, isData := strings.CutSuffix(e.Name(), data)
-		if !isData || version == now || version != before && !strings.HasPrefix(version, base+"-") {
+		replaced, own, _ := strings.Cut(version, "-")
+		dead := replaced == older || replaced == base || own == older
+		if !isData || !dead || version == now {
 			continue
 		}
 		if removed := os.Remove(filepath.Join(dir, e.Name())); !gone(removed) {
@@ -283,7 +314,7 @@ func (r *Records) RemoveRecord(_ context.Context, kind, id string) error {
 		return err
 	}
 	old := filepath.Join(filepath.Dir(dir), temporary+rand.Text())
-	switch err := os.Rename(dir, old); {
+	switch err := r.rename(dir, old); {
 	case gone(err):
 		return nil
 	case err != nil:
@@ -304,12 +335,3 @@ func (r *Records) path(kind, id string) (string, error) {
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESTALE) }
 
 func unavailable(err error) error { return fmt.Errorf("%w: records: %v", launcher.ErrUnavailable, err) }
-
-// syncFolder makes the names in a folder outlive a crash of the machine.
-func syncFolder(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}

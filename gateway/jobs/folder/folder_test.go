@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -84,6 +85,35 @@ func TestReplace_Late(t *testing.T) {
 	}
 }
 
+// A rename may be done although it ends with an error: an answer of a file server was lost. The record stays whole.
+func TestReplace_LostAnswer(t *testing.T) {
+	for _, answer := range []error{syscall.ENOENT, syscall.EIO} {
+		dir := t.TempDir()
+		r := opened(t, dir)
+		one, err := r.CreateRecord(t.Context(), launcher.Record{Kind: "test", ID: "one", Data: []byte("0")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.rename = func(from, to string) error { return errors.Join(os.Rename(from, to), answer) }
+		one.Data = []byte("1")
+		_, err = r.ReplaceRecord(t.Context(), one)
+		if known := err == nil; known != (answer == syscall.ENOENT) || !known && !errors.Is(err, launcher.ErrUnavailable) {
+			t.Errorf("%v: %v", answer, err)
+		}
+		other := opened(t, dir)
+		now, err := other.Record(t.Context(), "test", "one")
+		if err != nil || string(now.Data) != "1" {
+			t.Fatalf("%v: the record has %q, %v", answer, now.Data, err)
+		}
+		if _, err = other.ReplaceRecord(t.Context(), now); err != nil {
+			t.Error(err)
+		}
+		if all, err := os.ReadDir(filepath.Join(dir, "test", "one")); err != nil || len(all) != 2 {
+			t.Errorf("%v: a record has the files %v, %v", answer, all, err)
+		}
+	}
+}
+
 // Writers replace, create and remove one record at once. Each replacement that succeeds is of the newest version.
 func TestReplace_Race(t *testing.T) {
 	dir := t.TempDir()
@@ -118,7 +148,8 @@ func TestReplace_Race(t *testing.T) {
 	}
 }
 
-// What killed writers have left is no record, and is removed. Data that no mark names is not read.
+// A killed writer leaves a folder, which is not read as a record and is removed, and data, which is not read because no
+// mark names it.
 func TestRecords_KilledWriter(t *testing.T) {
 	dir := t.TempDir()
 	r := opened(t, dir)
