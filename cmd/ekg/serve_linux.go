@@ -252,7 +252,8 @@ func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, err
 	if users != nil { // a nil *Verifier in the interface would not be nil
 		o.Users = users
 	}
-	return gateway.New(o)
+	gw, err := gateway.New(o)
+	return gw, v.settings.WithPlace(err)
 }
 
 // endKernelsAndWebsockets registers the steps that stop the kernels, with --stop-kernels-on-exit, and close the

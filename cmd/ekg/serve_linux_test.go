@@ -373,6 +373,8 @@ func TestServer_FailedStart(t *testing.T) {
 			"--state-dir: " + settings.TokenPath(state) + " does not hold exactly one word"},
 		{"no token file", map[string][]string{"token-file": {"/nope"}}, opened,
 			"--token-file: open /nope: no such file or directory"},
+		{"no folder of jobs", map[string][]string{"jobs-dir": {"/dev/null"}}, opened,
+			"--jobs-dir: the folder of jobs: mkdir /dev/null: not a directory"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

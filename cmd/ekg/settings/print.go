@@ -109,7 +109,12 @@ func (s *Settings) checkGateway() error {
 			gateway.AnyOrigin)
 	}
 	o := s.GatewayOptions()
-	err := o.Validate()
+	return s.WithPlace(o.Validate())
+}
+
+// WithPlace returns an error of package gateway about one of its options with the place of the rejected setting. It
+// returns other errors as they are.
+func (s *Settings) WithPlace(err error) error {
 	var wrong *kernels.OptionError
 	if !errors.As(err, &wrong) {
 		return err
