@@ -201,11 +201,15 @@ func (b *bound) weight(h launcher.Held) int64 {
 
 // decide refuses the start if it would exceed the limit.
 func (b *bound) decide(start launcher.Held, held []launcher.Held) launcher.Verdict {
-	want, used := b.weight(start), b.used(held)
-	if want == 0 || used+want <= b.most {
-		return launcher.Verdict{}
-	}
 	var v launcher.Verdict
+	want := b.weight(start)
+	if want == 0 {
+		return v
+	}
+	used := b.used(held)
+	if used+want <= b.most {
+		return v
+	}
 	var own []launcher.Held
 	for _, h := range held {
 		if !b.applies(h) || b.weight(h) == 0 {
