@@ -111,7 +111,7 @@ func (g *Gateway) RunJobs(ctx context.Context) {
 
 // jobRoutes are the routes of jobs and of their definitions. Its fields are fixed.
 type jobRoutes struct {
-	manager  *jobs.Manager // nil: there are none
+	manager  *jobs.Manager // nil: this gateway runs no jobs
 	kernels  *kernels.Service
 	launcher launcher.Launcher
 	specs    kernels.Specs

@@ -59,7 +59,7 @@ func (ss *sessions) sessionModel(f found, who kernels.Caller) sessionModel {
 	return m
 }
 
-// sessions returns the sessions that the caller may see.
+// all returns the sessions that the caller may see.
 func (ss *sessions) all(ctx context.Context, who kernels.Caller) ([]found, error) {
 	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
@@ -89,7 +89,7 @@ func sessionsOf(list []launcher.Kernel) []found {
 	return all
 }
 
-// sessionOf returns the session of the request's path.
+// of returns the session of the request's path.
 func (ss *sessions) of(r *call) (found, error) {
 	all, err := ss.all(r.Context(), r.Who)
 	if err != nil {

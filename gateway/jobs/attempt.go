@@ -95,7 +95,7 @@ func (h *hold) run(e *entry) error {
 	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume,
 		Again: again, Pieces: h.m.store.pieces(h.id, h.log), AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
 		SaveEvery: h.m.store.keeper.RecordPace(),
-		// What the run notes beside outputs is small, but a piece may have a cell's outputs in a longer form.
+		// Outputs get at most two thirds of a record: JSON makes them longer, and the run adds a little to them.
 		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3), Room: h.m.store.keeper.MaxRecord()}
 	result, err := h.m.perform(h.ctx, &r)
 	if err != nil {
