@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -95,6 +96,38 @@ func TestSupervisor_HeldByLost(t *testing.T) {
 	s.SetHeld([]*os.File{f})
 	(&life{s: s, proc: lostProcess{}}).finish(&outcome{})
 	s.recordEnding(api.Ending{Reason: "its process was lost"})
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the lock is released: %v", err)
+	}
+}
+
+// TestSupervisor_HeldByUnseen: a supervisor never reaches its child, which may run the kernel of an earlier one. The
+// locks of the GPUs stay with that kernel.
+func TestSupervisor_HeldByUnseen(t *testing.T) {
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "GPU-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	other, err := os.Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close() //nolint:errcheck // it was only read
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20, SameMachine: true,
+			ChildSocket: filepath.Join(dir, "c")}, "test", quiet())
+		s.SetHeld([]*os.File{f})
+		out := outcome{}
+		if s.awaitContainer(t.Context(), &out) || !out.fatal {
+			t.Fatalf("a child is there: %+v", out)
+		}
+		s.recordEnding(api.Ending{Reason: out.reason})
+	})
 	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("the lock is released: %v", err)
 	}

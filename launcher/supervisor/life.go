@@ -87,6 +87,9 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 		s.operations.settle(op, err)
 	}
 	if err != nil {
+		if errors.Is(err, child.ErrSilent) {
+			s.held = nil // the child may start it yet: the locks of its GPUs go with both
+		}
 		out.reason, out.fatal = err.Error(), true
 		if s.container != nil {
 			s.endUnstartedLife(&out)

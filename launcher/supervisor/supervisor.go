@@ -227,7 +227,8 @@ func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
 func (s *Supervisor) SetHeld(files []*os.File) { s.held = files }
 
 // recordEnding records the kernel's end. Then it releases the locks of the kernel's GPUs for all processes that have
-// inherited them. Without the record the parent starts another supervisor, and that the kernel: the locks stay then.
+// inherited them. Without the record they stay: if this supervisor is killed, the parent starts another one, and that
+// starts the kernel again.
 func (s *Supervisor) recordEnding(e api.Ending) {
 	s.mu.Lock()
 	e.At, e.Started, e.GPUUse = s.now().UTC(), s.use.Started.UTC(), s.use.GPUs.Sum

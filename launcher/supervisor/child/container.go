@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -37,6 +38,9 @@ const (
 
 // ErrNoContainer says that no child is connected.
 var ErrNoContainer = errors.New("no child is connected")
+
+// ErrSilent says that the child has not answered a start. The kernel may run.
+var ErrSilent = errors.New("does not answer")
 
 // ContainerOptions says how a supervisor reaches a child.
 type ContainerOptions struct {
@@ -320,8 +324,8 @@ func (c *Container) SetEndReason(text string) {
 }
 
 // Start makes the child start a kernel. It returns when the child has answered, when the child is gone, or when ctx
-// ends; in the latter cases the process has ended or will end soon. The error is ErrNoContainer, or one sentence for
-// the kernel's owner.
+// ends; in the latter cases the process has ended or will end soon. The error is ErrNoContainer, ErrSilent, or one
+// sentence for the kernel's owner.
 func (c *Container) Start(ctx context.Context, st StartOptions) (*Process, error) {
 	c.mu.Lock()
 	if c.link == nil {
@@ -349,7 +353,7 @@ func (c *Container) Start(ctx context.Context, st StartOptions) (*Process, error
 	case <-ctx.Done():
 	case <-t.C:
 		p.Kill()
-		return nil, errors.New(c.opts.Place.Starter() + " does not answer")
+		return nil, fmt.Errorf("%s %w", c.opts.Place.Starter(), ErrSilent)
 	}
 	return p, nil
 }
