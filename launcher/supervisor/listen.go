@@ -40,11 +40,11 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 	if s.container == nil {
 		return s.serve(ctx, l)
 	}
-	switch ended, err := s.ending.Earlier(child.EndedFile(s.cfg.ChildSocket)); {
-	case ended:
+	ended, err := s.ending.Earlier(child.EndedFile(s.cfg.ChildSocket))
+	if ended {
 		s.logger.Info("the kernel has ended before")
-		fallthrough
-	case err != nil:
+	}
+	if ended || err != nil {
 		l.Close() //nolint:errcheck // nothing was sent
 		return err
 	}
@@ -57,7 +57,7 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 		defer close(listening)
 		s.container.Serve()
 	}()
-	err := s.serve(ctx, l)
+	err = s.serve(ctx, l)
 	s.container.Close(s.ending.JSON())
 	<-listening
 	return err
