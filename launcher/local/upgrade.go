@@ -166,9 +166,11 @@ func (u Upgrades) refused(id, request string) error {
 // runs reports whether a process runs the program.
 func (u Upgrades) runs(pid int) bool {
 	want, err := os.Stat(u.Program)
-	if err != nil {
-		return false
-	}
+	return err == nil && runsProgram(pid, want)
+}
+
+// runsProgram reports whether a process runs a program.
+func runsProgram(pid int, want os.FileInfo) bool {
 	runs, err := os.Stat("/proc/" + strconv.Itoa(pid) + "/exe")
 	return err == nil && os.SameFile(want, runs)
 }
@@ -247,7 +249,7 @@ func (l *Launcher) upgradeOne() {
 		due := k.supervisor.Streaming && k.livesLocked() && k.stop == nil && st.State == api.Idle && st.ParentPID != 0 &&
 			now.After(k.upgradeNext) && now.Sub(st.LastActivity) >= l.timing.upgradeIdle
 		l.mu.Unlock()
-		if !due || u.runs(st.PID) {
+		if !due || runsProgram(st.PID, program) {
 			continue
 		}
 		done, err := u.Kernel(l.ctx, k.id)
