@@ -12,10 +12,10 @@
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests that
 // wait, and cells the cells' ids. gate holds the clients' messages, and gaps finds lost messages of the kernel. session
 // keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is culled.
-// notices makes what clients are told instead of the kernel. process and child run the kernel's process, as a child of
-// this program or of another. connectionfile chooses the kernel's addresses, and zeromq connects to them. flow paces
-// websockets. logstream serves the log. savedstate saves the state for a supervisor that adopts the kernel, and ending
-// records the kernel's end. api is shared with other programs.
+// notices makes the messages that are sent instead of the kernel's. process and child run the kernel's process, as a
+// child of this program or of another. connectionfile chooses the kernel's addresses, and zeromq connects to them. flow
+// paces websockets. logstream serves the log. savedstate saves the state for a supervisor that adopts the kernel, and
+// ending records the kernel's end. api is shared with other programs.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
@@ -125,7 +125,7 @@ type Supervisor struct {
 	clients  map[*clientConn]struct{}
 	requests requests.Table
 	prompts  prompts.Table
-	notices  *notices.Notices // what clients are told instead of the kernel
+	notices  *notices.Notices // messages instead of the kernel's
 	use      activity.Use     // which decides when the kernel is culled
 
 	// The present life of the kernel, and its last messages.
