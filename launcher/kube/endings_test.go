@@ -16,6 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -139,6 +142,48 @@ func TestEndings(t *testing.T) {
 			t.Errorf("%v", maps)
 		}
 	})
+}
+
+// mapsClient is a client whose patches of config maps take some time, as requests to an API server do.
+type mapsClient struct{ kubernetes.Interface }
+
+func (c mapsClient) CoreV1() coreclient.CoreV1Interface { return mapsCore{c.Interface.CoreV1()} }
+
+type mapsCore struct{ coreclient.CoreV1Interface }
+
+func (c mapsCore) ConfigMaps(ns string) coreclient.ConfigMapInterface {
+	return slowMaps{c.CoreV1Interface.ConfigMaps(ns)}
+}
+
+type slowMaps struct{ coreclient.ConfigMapInterface }
+
+func (m slowMaps) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions,
+	sub ...string) (*corev1.ConfigMap, error) {
+	select {
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-time.After(slowness):
+		return m.ConfigMapInterface.Patch(ctx, name, pt, data, o, sub...)
+	}
+}
+
+// TestEndings_LastWrite: the last write of a gateway that ends has time for its requests.
+func TestEndings_LastWrite(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		o.Cluster = &Cluster{client: mapsClient{c.Clientset}, leases: c.Clientset, Namespace: "ns"}
+		tm.gatherEndings = time.Hour
+	})
+	l.mu.Lock()
+	l.recordEndingLocked(podspec.Record{ID: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}},
+		&endings.Ending{Reason: "its pod was deleted", At: time.Now()})
+	l.mu.Unlock()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if maps := c.endingsMaps(t); len(maps) != 1 {
+		t.Errorf("%d config maps", len(maps))
+	}
 }
 
 // TestEndings_Size: 1,600 kernels that end in one hour, each with a long reason, fit into a config map.

@@ -270,7 +270,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.RecordKeeper = l.records
 	l.endings, err = endings.New(endings.Options{
 		ConfigMaps: l.client.CoreV1().ConfigMaps,
-		Bound:      l.apiContext,
+		Timeout:    tm.api,
 		Now:        l.clusterNow,
 		Opened:     func() time.Time { return l.toCluster(l.opened) },
 		Gather:     tm.gatherEndings,

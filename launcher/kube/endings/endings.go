@@ -5,7 +5,6 @@
 package endings
 
 import (
-	"context"
 	"log/slog"
 	"maps"
 	"sync"
@@ -105,10 +104,10 @@ func (e *Ending) precedes(other *Ending) bool {
 // Options configures a Store.
 type Options struct {
 	ConfigMaps func(namespace string) corev1client.ConfigMapInterface
-	Bound      func(context.Context) (context.Context, context.CancelFunc) // bounds one request to the API server
-	Now        func() time.Time                                            // by the API server's clock
-	Opened     func() time.Time                                            // when this gateway was opened, by that clock
-	Gather     time.Duration                                               // how long endings are collected
+	Timeout    time.Duration    // of one request to the API server
+	Now        func() time.Time // by the API server's clock
+	Opened     func() time.Time // when this gateway was opened, by that clock
+	Gather     time.Duration    // how long endings are collected
 	Log        *slog.Logger
 }
 

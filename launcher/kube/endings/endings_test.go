@@ -21,7 +21,7 @@ func newTest(t *testing.T, c *fake.Clientset) *Store {
 	t.Helper()
 	s, err := New(Options{
 		ConfigMaps: c.CoreV1().ConfigMaps,
-		Bound:      func(ctx context.Context) (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		Timeout:    time.Minute,
 		Now:        time.Now,
 		Opened:     func() time.Time { return time.Now().Add(-time.Hour) },
 		Log:        slog.New(slog.DiscardHandler),

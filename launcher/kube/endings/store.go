@@ -42,7 +42,7 @@ func (s *Store) Read(ctx context.Context, ns string) {
 func (s *Store) each(ctx context.Context, ns string, do func(*corev1.ConfigMap)) error {
 	options := metav1.ListOptions{LabelSelector: selectEndings, Limit: endingsPage}
 	for {
-		asking, cancel := s.opts.Bound(ctx)
+		asking, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 		page, err := s.opts.ConfigMaps(ns).List(asking, options)
 		cancel()
 		if err != nil {
@@ -225,7 +225,7 @@ func hourOf(name string) (hour string, ok bool) {
 
 // add adds entries to a config map, and creates it if need be.
 func (s *Store) add(ctx context.Context, ns, name string, data map[string]string) error {
-	ctx, cancel := s.opts.Bound(ctx)
+	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	defer cancel()
 	patch, err := json.Marshal(map[string]any{"data": data})
 	if err != nil {
@@ -257,7 +257,7 @@ func (s *Store) Prune(ctx context.Context, ns string) {
 		}
 	})
 	for _, name := range old {
-		asking, cancel := s.opts.Bound(ctx)
+		asking, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 		derr := s.opts.ConfigMaps(ns).Delete(asking, name, metav1.DeleteOptions{})
 		cancel()
 		if derr != nil && !apierrors.IsNotFound(derr) {
