@@ -95,7 +95,7 @@ func TestEndings(t *testing.T) {
 	var noted endings.Ending
 	err := json.Unmarshal([]byte(maps["ekg-endings-2026112123"][numberedID(0)]), &noted)
 	if err != nil || !noted.At.Equal(at) || !noted.Stopped || noted.Owner != "ann" ||
-		noted.Spec != "python3" || len(noted.Reason) > 1000 ||
+		noted.Spec != "python3" || len(noted.Reason) > 800 ||
 		!strings.HasPrefix(noted.Reason, "long long") {
 		t.Errorf("%+v, %v", noted, err)
 	}

@@ -46,11 +46,17 @@ func TestLeaseClock(t *testing.T) {
 	step("not renewed", c.Update(t.Context(), own), false)
 	f.err = nil
 	step("renewed", c.Update(t.Context(), own), true)
+	before := f.updated
+	step("a lease that was never read is given back", c.Update(t.Context(), none), false)
+	if f.updated != before {
+		t.Error("a lease that was never read was given back")
+	}
+	step("renewed", c.Update(t.Context(), own), true)
 	f.record.HolderIdentity = "another"
 	if _, _, err := c.Get(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	before := f.updated
+	before = f.updated
 	step("another's is given back", c.Update(t.Context(), none), false)
 	if f.updated != before {
 		t.Error("another's lease was taken away")
