@@ -34,9 +34,7 @@ func (l *Launcher) joinReplicas(ctx context.Context) error {
 		return err
 	}
 	l.replicas.Serve(listener)
-	if err := l.replicas.Watch(); err != nil {
-		return err
-	}
+	l.replicas.Watch()
 	return l.replicas.Introduce(ctx)
 }
 

@@ -128,7 +128,8 @@ type Replicas struct {
 	log     *slog.Logger
 	keys    []key // one for each master key
 	server  *http.Server
-	store   cache.Store // of gateways' pods; Watch sets it
+	pods    cache.SharedIndexInformer // of gateways
+	store   cache.Store               // of pods
 
 	answering  chan struct{} // has one element for each notification that is served
 	listed     atomic.Bool   // this gateway has read all kernels from the quorum
@@ -164,11 +165,16 @@ func New(life context.Context, o Options) (*Replicas, error) {
 		self:      o.Name + "/" + o.IP,
 		kernels:   o.Kernels,
 		log:       o.Log,
+		pods:      cache.NewSharedIndexInformer(o.Watched, &corev1.Pod{}, 0, nil),
 		answering: make(chan struct{}, maxRequests),
-		store:     cache.NewStore(cache.MetaNamespaceKeyFunc),
 		met:       map[string]string{},
 		greeted:   map[string]bool{},
 		silent:    map[string]*silentReplica{},
+	}
+	rs.store = rs.pods.GetStore()
+	_, err := rs.pods.AddEventHandler(rs.onReplica())
+	if err := errors.Join(err, rs.pods.SetTransform(dropManagedFields)); err != nil {
+		return nil, err
 	}
 	for _, master := range o.Keys {
 		k, err := newKey(master, o.Transport)
@@ -260,23 +266,18 @@ func (rs *Replicas) Handler() http.Handler {
 	})
 }
 
-// Watch begins to watch the gateways' pods. What this gateway has learned of kernels before is in doubt from now on.
-func (rs *Replicas) Watch() error {
+// Watch begins to watch the gateways' pods. It puts all that this gateway has learned of kernels before in doubt.
+func (rs *Replicas) Watch() {
 	rs.kernels.Doubt()
-	pods := cache.NewSharedIndexInformer(rs.opts.Watched, &corev1.Pod{}, 0, nil)
-	_, err := pods.AddEventHandler(rs.onReplica())
-	withoutManagedFields := func(o any) (any, error) { // they are large and unused
-		if pod, ok := o.(*corev1.Pod); ok {
-			pod.ManagedFields = nil
-		}
-		return o, nil
+	rs.opts.Goroutines.Go(func() { rs.pods.Run(rs.life.Done()) })
+}
+
+// dropManagedFields leaves out what is large and unused of a pod.
+func dropManagedFields(o any) (any, error) {
+	if pod, ok := o.(*corev1.Pod); ok {
+		pod.ManagedFields = nil
 	}
-	if err := errors.Join(err, pods.SetTransform(withoutManagedFields)); err != nil {
-		return err
-	}
-	rs.store = pods.GetStore()
-	rs.opts.Goroutines.Go(func() { pods.Run(rs.life.Done()) })
-	return nil
+	return o, nil
 }
 
 // Maintain does what is due at intervals: it forgets replicas that have ended, and reaches those that could not be
