@@ -104,7 +104,7 @@ func (c admissionCluster) Read(ctx context.Context, pod *corev1.Pod) (*corev1.Po
 	return now, nil
 }
 
-// Patch implements admission.Cluster.
+// Patch implements admission.Cluster. Launcher.annotate calls it, too.
 func (c admissionCluster) Patch(ctx context.Context, pod *corev1.Pod, patch []byte) error {
 	asking, cancel := c.l.apiContext(ctx)
 	defer cancel()

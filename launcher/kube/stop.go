@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
@@ -199,14 +198,7 @@ func (l *Launcher) annotate(ctx context.Context, pod *corev1.Pod, version string
 	if err != nil {
 		return err
 	}
-	asking, cancel := l.apiContext(ctx)
-	defer cancel()
-	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(
-		asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err == nil {
-		l.updatePod(changed)
-	}
-	return err
+	return admissionCluster{l}.Patch(ctx, pod, patch)
 }
 
 // awaitRemoval waits until a deleted pod is gone. It also asks the cluster, because the informer's watch may have
