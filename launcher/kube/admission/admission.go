@@ -19,8 +19,8 @@
 // Before a start is refused, all sent decisions are awaited, and the pods are listed again. One list serves all
 // refusals of a second. A kernel whose end is not reported by a watch or another gateway counts for a second longer.
 //
-// Begin with Term.Lead. The goroutines that send decisions end before Begin and Decide return. Term.mu is taken last:
-// no method of Cluster is called while it is held.
+// Begin with Term.Lead. The goroutines that send decisions end before it returns. Term.mu is taken last: no method of
+// Cluster is called while it is held.
 package admission
 
 import (
@@ -92,7 +92,7 @@ type Options struct {
 }
 
 // Term is the time for which this gateway holds the lease. Update, Remove and Holds may be called concurrently with all
-// methods, and by a nil Term, which they leave alone.
+// methods. A nil Term holds no lease, and Update and Remove leave it alone.
 type Term struct {
 	// Fixed.
 	o       Options
@@ -168,7 +168,7 @@ func (t *Term) Remove(uid types.UID) {
 
 // Lead decides about starts until ctx ends, which happens when the lease is lost.
 func (t *Term) Lead(ctx context.Context) {
-	for err := t.Begin(ctx); err != nil; err = t.Begin(ctx) {
+	for err := t.begin(ctx); err != nil; err = t.begin(ctx) {
 		if ctx.Err() == nil {
 			t.o.Log.Warn("pods cannot be listed for decisions about limits; this is tried again", logkey.Err, err)
 		}
@@ -177,7 +177,7 @@ func (t *Term) Lead(ctx context.Context) {
 		}
 	}
 	for {
-		if err := t.Decide(ctx); err != nil && ctx.Err() == nil {
+		if err := t.decide(ctx); err != nil && ctx.Err() == nil {
 			t.o.Log.Warn("starts could not be decided about; this is tried again", logkey.Err, err)
 			if goroutines.Sleep(ctx, decisionRetry) != nil {
 				return
@@ -192,9 +192,9 @@ func (t *Term) Lead(ctx context.Context) {
 	}
 }
 
-// Begin lists all pods, and gives those that wait for a decision a new version. So an earlier Term, which knows the old
-// version, can no longer decide about them. Lead calls it.
-func (t *Term) Begin(ctx context.Context) error {
+// begin lists all pods, and gives those that wait for a decision a new version. So an earlier Term, which knows the old
+// version, can no longer decide about them.
+func (t *Term) begin(ctx context.Context) error {
 	if err := t.relist(ctx); err != nil {
 		return err
 	}
@@ -328,8 +328,8 @@ func (t *Term) setAdmitted(pod *corev1.Pod, admitted bool) bool {
 	return true
 }
 
-// Decide decides about all waiting pods. The error says why some decisions could not be carried out. Lead calls it.
-func (t *Term) Decide(ctx context.Context) error {
+// decide decides about all waiting pods. The error says why some decisions could not be carried out.
+func (t *Term) decide(ctx context.Context) error {
 	for {
 		r := t.newRound()
 		err := r.decide(ctx)

@@ -192,13 +192,13 @@ func TestTerm_AnswerThatIsLost(t *testing.T) {
 				once = true
 				return lost.done, lost.err
 			}
-			if err := c.term.Begin(t.Context()); err != nil {
+			if err := c.term.begin(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.term.Decide(t.Context()); err == nil {
+			if err := c.term.decide(t.Context()); err == nil {
 				t.Error("nothing was lost")
 			}
-			if err := c.term.Decide(t.Context()); err != nil {
+			if err := c.term.decide(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if a, b := c.state(0), c.state(1); a != "admitted" || b != "refused" {
@@ -212,7 +212,7 @@ func TestTerm_AnswerThatIsLost(t *testing.T) {
 func TestTerm_LeaseEndsBeforeTheDecision(t *testing.T) {
 	c, holds := newCluster(1, 1)
 	holds.Store(false)
-	if err := errors.Join(c.term.Begin(t.Context()), c.term.Decide(t.Context())); !errors.Is(err, errNotHeld) {
+	if err := errors.Join(c.term.begin(t.Context()), c.term.decide(t.Context())); !errors.Is(err, errNotHeld) {
 		t.Errorf("%v", err)
 	}
 	if now := c.state(0); now != "waits" {
@@ -223,7 +223,7 @@ func TestTerm_LeaseEndsBeforeTheDecision(t *testing.T) {
 		holds.Store(!isAdmission(patch)) // it is sent, and then the lease ends
 		return true, nil
 	}
-	if err := c.term.Decide(t.Context()); err != nil || c.state(0) != "admitted" {
+	if err := c.term.decide(t.Context()); err != nil || c.state(0) != "admitted" {
 		t.Errorf("with the lease: %s, %v", c.state(0), err)
 	}
 }
@@ -240,7 +240,7 @@ func TestTerm_ListsAgainBeforeRefusing(t *testing.T) {
 	}
 	delete(c.pods, types.UID(nameOf(0)))
 	c.deaf = true
-	if err := c.term.Decide(t.Context()); err != nil {
+	if err := c.term.decide(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if now := c.state(1); now != "admitted" {
@@ -254,7 +254,7 @@ func TestTerm_Parallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const starts, admitted = 3 * decisionsAtOnce, 2*decisionsAtOnce + 3
 		c, _ := newCluster(admitted, starts)
-		if err := c.term.Begin(t.Context()); err != nil {
+		if err := c.term.begin(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := c.most.Swap(0); got < 2 || got > decisionsAtOnce {
@@ -268,7 +268,7 @@ func TestTerm_Parallel(t *testing.T) {
 			once = true
 			return false, apierrors.NewConflict(pods, pod.Name, errors.New("it has changed"))
 		}
-		if err := c.term.Decide(t.Context()); err != nil {
+		if err := c.term.decide(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := c.most.Load(); got < 2 || got > decisionsAtOnce {
@@ -291,7 +291,7 @@ func BenchmarkTerm_Rounds(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := c.term.Decide(b.Context()); err != nil {
+		if err := c.term.decide(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 	}
