@@ -63,7 +63,7 @@ func newKernel(id string) *kernel {
 // order. A warm kernel is unknown to all but those who keep and take it.
 func (l *Launcher) updatePod(pod *corev1.Pod) {
 	if pod.Labels[podspec.LabelManagedBy] == podspec.ManagerWarm {
-		return // it is nobody's kernel
+		return // it has no owner yet
 	}
 	if l.opts.Pods.NamespacePerOwner() && !l.serves(pod) {
 		return // another installation's, or a pod in a place that is not its owner's
@@ -260,7 +260,7 @@ func (l *Launcher) lingered(end *endings.Ending) bool {
 // endOf returns how the kernel of a pod has ended, nil if it has not.
 func endOf(pod *corev1.Pod, now time.Time) *endings.Ending {
 	if noted, ok := podstatus.ReadEnding(pod, pod.Annotations[podspec.AnnotationEnding]); ok {
-		end := endings.Of(noted)
+		end := endings.FromSupervisor(noted)
 		end.Limit = pod.Annotations[podspec.AnnotationLimit]
 		return end
 	}
@@ -268,7 +268,7 @@ func endOf(pod *corev1.Pod, now time.Time) *endings.Ending {
 	// else the supervisor is restarted and adopts its kernel
 	if st != nil && st.State.Terminated != nil && (podstatus.HasEnded(pod) || st.State.Terminated.ExitCode == 0) {
 		if reported, ok := podstatus.ReadEnding(pod, st.State.Terminated.Message); ok {
-			end := endings.Of(reported)
+			end := endings.FromSupervisor(reported)
 			// it was ended by the cluster, not by its owner or by itself
 			if reported.Reason == api.SignalReason || podstatus.DeletionEnded(pod, reported) {
 				end.Reason, end.Stopped = podstatus.DeletionReason(pod, now), false

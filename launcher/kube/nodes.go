@@ -7,9 +7,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Before a node goes away, the cluster adds taints and conditions to the node. Its pods are told later. The reaper
-// tells the supervisors on the node, which announce it in the notebooks. A supervisor reports in its status what it was
-// told. So the next reaper repeats nothing, and takes back what no longer holds.
+// Before a node goes away, the cluster adds taints and conditions to the node. Its pods learn of that later. The reaper
+// notifies the supervisors on the node, which announce it in the notebooks. A supervisor's status has the notice. So
+// the next reaper repeats nothing, and takes back what no longer holds.
 //
 // A kernel that may be evicted is announced in the same way, before its pod is marked.
 const (

@@ -72,7 +72,7 @@ func (l *Launcher) ViewGateways(ctx context.Context) ([]launcher.Gateway, error)
 	return l.replicas.Gateways(ctx), nil
 }
 
-// sharedKernels is what the replicas of a launcher's gateway are told of its kernels, and tell it. It implements
+// sharedKernels tells the replicas what a launcher knows of kernels, and records what they know. It implements
 // replicas.Kernels.
 type sharedKernels struct{ l *Launcher }
 

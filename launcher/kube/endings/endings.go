@@ -75,8 +75,8 @@ type Ending struct {
 	Pod   types.UID `json:"-"` // the kernel's last pod, if known: later events about it are ignored
 }
 
-// Of converts an ending that a supervisor has left.
-func Of(e api.Ending) *Ending {
+// FromSupervisor returns the ending that a supervisor has left.
+func FromSupervisor(e api.Ending) *Ending {
 	return &Ending{
 		Reason:    OneLine(e.Reason),
 		At:        e.At.UTC(),

@@ -166,7 +166,8 @@ func (s *Store) Store(ctx context.Context, id, namespace string, pod types.UID) 
 // store stores the endings of one hour. If the hour's config map is full, an ending goes into one of 16 further
 // config maps, ekg-endings-2026112123-0 to -f, which the kernel's id chooses. So gateways need not agree which of them
 // are full, and two versions of an entry are in two config maps at most. Earlier versions of ekg read the further
-// config maps, and go on writing to the first. An error, if there is any, goes away with time.
+// config maps, and go on writing to the first. If some config maps are full and others cannot be written for now, the
+// error is that of the others, so that all is tried again.
 func (s *Store) store(ctx context.Context, p place, data map[string]string) error {
 	s.mu.Lock()
 	full := s.full[p]

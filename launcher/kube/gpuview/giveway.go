@@ -95,8 +95,9 @@ func (w *Wait) nodesOf(view launcher.GPUs, warm []*corev1.Pod) map[string]warmNo
 	return nodes
 }
 
-// room returns how much of a resource is free. What pods hold that are being deleted counts as free. Of a node that the
-// gateway does not see, it is only what such warm kernels hold.
+// room returns how much of a resource is free on the node, and whether the gateway sees the node. Pods that are being
+// deleted count as gone. The gateway does not see what else runs on an unseen node, so the room there is only that of
+// the warm kernels that are leaving.
 func (n warmNode) room(resource string, warm []*corev1.Pod, ended map[types.UID]bool) (room float64, known bool) {
 	var leaving, staying float64
 	for _, pod := range warm {

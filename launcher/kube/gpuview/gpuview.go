@@ -2,8 +2,9 @@
 // nodes, other pods, resource slices and resource claims through informers, as far as the gateway may. The launcher
 // brings the pods of kernels.
 //
-// Begin with Watch and Machines.View. What a pod waits for is in WaitOf. Watch starts the goroutines of the informers;
-// their owner waits for them. Machines.mu is taken alone.
+// Begin with Watch, which starts the informers, and Machines.View, which returns the view. WaitOf tells what a pod
+// waits for. The informers' goroutines belong to the group that Watch gets. No other lock is taken while Machines.mu is
+// held.
 package gpuview
 
 import (
@@ -121,8 +122,8 @@ func gpuNodes(seen seenMachines, pods []Pod) []launcher.GPUNode {
 	return all
 }
 
-// isPlaceholder reports whether a pod is none of a kernel, and gives way to each kernel: its priority is negative. What
-// it asks for counts as free.
+// isPlaceholder reports whether a pod only keeps room for kernels: it belongs to no kernel, and its priority is
+// negative. The scheduler removes it as soon as a kernel needs the room, so its GPUs count as free.
 func (p *Pod) isPlaceholder() bool {
 	return p.Holder.Kernel == "" && p.Pod.Spec.Priority != nil && *p.Pod.Spec.Priority < 0
 }

@@ -126,7 +126,7 @@ func (m *Machines) watch(name string, of runtime.Object, trim cache.TransformFun
 	}
 	for _, err := range []error{informer.SetTransform(trim), informer.SetWatchErrorHandlerWithContext(complain)} {
 		if err != nil {
-			panic("kube: an informer that has not been started rejects a setting: " + err.Error())
+			panic("gpuview: an informer that has not been started rejects a setting: " + err.Error())
 		}
 	}
 	if !m.o.Goroutines.Go(func() { informer.Run(m.o.Done) }) {

@@ -35,9 +35,9 @@ import (
 //	ekg-record.KIND.ID.GENERATION.0 to .2
 //
 // A writer creates the pieces of a new generation. Then it writes the head, if that has the expected resource version.
-// Then it removes the pieces of the earlier generation. So at each moment the head names pieces that exist. What a
-// killed writer leaves behind is swept by the reaper. A reader that misses a piece reads the head again: the record was
-// replaced meanwhile.
+// Then it removes the pieces of the earlier generation. So at each moment the head names pieces that exist. The reaper
+// sweeps the pieces that a killed writer leaves behind. A reader that misses a piece reads the head again: the record
+// was replaced meanwhile.
 //
 // The data is compressed and encrypted, see seal.go. So the gateways need no right to read secrets, and people
 // who may read config maps do not read notebooks.

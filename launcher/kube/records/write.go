@@ -155,7 +155,7 @@ func (s *Store) createPieces(ctx context.Context, n recordName, generation strin
 	return count, nil
 }
 
-// removePieces removes the pieces that a version of a head has named. What it cannot remove is swept later.
+// removePieces removes the pieces that a version of a head has named. Sweep removes those that it cannot remove.
 func (s *Store) removePieces(ctx context.Context, n recordName, v recordVersion) {
 	for i := range v.pieces {
 		name := n.piece(v.generation, i)

@@ -34,8 +34,8 @@ func (rs *Replicas) onReplica() cache.ResourceEventHandler {
 	}
 }
 
-// forgetInBackground calls forgetEnded, unless another goroutine does. A call that is left out is made up for by the
-// next round of maintain.
+// forgetInBackground calls forgetEnded, unless another goroutine does. The next Maintain makes up for a call that is
+// left out.
 func (rs *Replicas) forgetInBackground() {
 	if !rs.forgetting.CompareAndSwap(false, true) {
 		return
