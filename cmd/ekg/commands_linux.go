@@ -13,8 +13,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
-// removed returns what to use in place of a flag that earlier builds had, or "".
-func removed(flag string) string { return settings.Removed(flag) }
+// program returns the program with the commands of a machine that runs gateways.
+func program() client.Program {
+	return client.Program{Version: version, Commands: commands(), Removed: settings.Removed}
+}
 
 // commands are those of a machine that runs gateways.
 func commands() []*cli.Command {

@@ -10,16 +10,13 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/client"
 )
 
-// removed is for flags of serve, which this machine does not run.
-func removed(string) string { return "" }
-
-// commands are those of a machine that runs no gateway.
-func commands() []*cli.Command {
-	return []*cli.Command{
+// program returns the program with the commands of a machine that runs no gateway.
+func program() client.Program {
+	return client.Program{Version: version, Commands: []*cli.Command{
 		{
 			Name: "serve", Usage: "runs on Linux only", SkipFlagParsing: true,
 			Action: func(*cli.Context) error { return errors.New("ekg serve runs on Linux only") },
 		},
 		client.KernelspecCommand(client.FlagsOfSpecs()),
-	}
+	}}
 }

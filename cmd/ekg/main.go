@@ -24,8 +24,8 @@
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
 // (start-wait: 10s). The first of these that is present counts. Package settings has all settings, including the
-// variables of Jupyter Enterprise Gateway with the same meaning. `ekg serve --help-all` prints them. An error in a setting
-// names the flag, the variable or the line, and the gateway does not start.
+// variables of Jupyter Enterprise Gateway with the same meaning. `ekg serve --help-all` prints them. An error in a
+// setting names the flag, the variable or the line, and the gateway does not start.
 //
 // The program also reads some variables without a setting. Jupyter's variables for the search of kernelspecs are
 // JUPYTER_PATH, JUPYTER_DATA_DIR, JUPYTER_PREFER_ENV_PATH, VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV,
@@ -39,9 +39,9 @@
 // once. With --audit-log FILE a SIGHUP reopens that file. The exit status is 0 after an orderly end, 1 after a failure,
 // and 2 if the command line or a setting is wrong.
 //
-// Of the code, begin with server.serve in serve_linux.go: it starts all parts of the gateway, and lists how they stop.
-// launcher_linux.go opens the launcher. Package client has the commands that ask gateways, and those that need none.
-// On macOS and Windows the program has only these.
+// Begin to read the code with server.serve in serve_linux.go: it starts all parts of the gateway, and lists how they
+// stop. launcher_linux.go opens the launcher. Package client has the commands that ask gateways, and those that need
+// none. On macOS and Windows the program has only these.
 package main
 
 import (
@@ -49,8 +49,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-
-	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/client"
 )
 
 // version is set by the linker.
@@ -68,9 +66,4 @@ func main() {
 		end()
 	}()
 	os.Exit(program().Run(ctx, os.Args, os.Stdout, os.Stderr))
-}
-
-// program returns the program with the commands of this machine.
-func program() client.Program {
-	return client.Program{Version: version, Commands: commands(), Removed: removed}
 }
