@@ -61,16 +61,14 @@ func commands() []*cli.Command {
 // printSettings prints the help of all settings, under the headings of docs/configuration.md.
 func printSettings(w io.Writer) error {
 	var texts []string
-	for begin, all := 0, settings.Options(); begin < len(all); {
-		end := begin
-		group := &cli.Command{}
-		for ; end < len(all) && all[end].Heading() == all[begin].Heading(); end++ {
-			group.Flags = append(group.Flags, flagOf(all[end], false))
+	for _, g := range settings.Groups() {
+		help := &cli.Command{}
+		for _, o := range g.Options {
+			help.Flags = append(help.Flags, flagOf(o, false))
 		}
 		var text strings.Builder
-		cli.HelpPrinter(&text, `{{template "visibleFlagTemplate" .}}`, group)
-		texts = append(texts, strings.ToUpper(all[begin].Heading())+":"+text.String()+"\n")
-		begin = end
+		cli.HelpPrinter(&text, `{{template "visibleFlagTemplate" .}}`, help)
+		texts = append(texts, strings.ToUpper(g.Heading)+":"+text.String()+"\n")
 	}
 	_, err := io.WriteString(w, strings.Join(texts, "\n"))
 	return err

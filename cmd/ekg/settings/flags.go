@@ -19,24 +19,21 @@ type Option struct {
 	// enterpriseLists says that Enterprise Gateway's variables hold lists in JSON or in Python.
 	enterpriseLists bool
 	field           string // field of gateway.Options that also checks the value
-	heading         string // of its group
 }
 
-// group holds the settings for one task of an operator.
-type group struct {
-	heading string // in docs/configuration.md
-	options []Option
+// Group holds the settings for one task of an operator.
+type Group struct {
+	Heading string // in docs/configuration.md
+	Options []Option
 }
 
 // groups holds all settings except --config, in the order of the documentation. Each has Enterprise Gateway's variables
 // after its own, but --listen, which two of them give.
-var groups = func() []group {
+var groups = func() []Group {
 	all := slices.Concat(gatewaySettings, kernelSettings, idleSettings, kubernetesSettings, operationSettings)
 	for _, g := range all {
-		for i := range g.options {
-			o := &g.options[i]
-			o.heading = g.heading
-			if o.Name != "listen" {
+		for i := range g.Options {
+			if o := &g.Options[i]; o.Name != "listen" {
 				o.Env = append(o.Env, enterpriseTable.Variables(o.Name)...)
 			}
 		}
@@ -51,13 +48,13 @@ var enterpriseTable = enterprise.Read()
 var options = func() []Option {
 	var all []Option
 	for _, g := range groups {
-		all = append(all, g.options...)
+		all = append(all, g.Options...)
 	}
 	return all
 }()
 
 // configOption names the file with the other settings. The file itself cannot set it.
-var configOption = Option{Name: "config", Env: []string{"EKG_CONFIG"}, heading: "Read settings from a file",
+var configOption = Option{Name: "config", Env: []string{"EKG_CONFIG"},
 	value: text(func(s *Settings) *string { return &s.Config }),
 	Usage: "YAML file with any of these settings. Its keys are the names of flags without the dashes"}
 
@@ -72,8 +69,10 @@ var first = []string{"config",
 // First reports whether the setting is one of those that people use first.
 func (o Option) First() bool { return slices.Contains(first, o.Name) }
 
-// Heading returns the task of an operator for which the setting is, as docs/configuration.md names it.
-func (o Option) Heading() string { return o.heading }
+// Groups returns all settings in the order of the documentation, --config first.
+func Groups() []Group {
+	return append([]Group{{"Read settings from a file", []Option{configOption}}}, groups...)
+}
 
 // Options returns all settings in the order of the documentation, --config first.
 func Options() []Option { return append([]Option{configOption}, options...) }

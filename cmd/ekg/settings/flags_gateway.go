@@ -10,7 +10,7 @@ import (
 )
 
 // gatewaySettings set the gateway's address, its users and their limits.
-var gatewaySettings = []group{
+var gatewaySettings = []Group{
 	{"Listen and be reached", []Option{
 		{
 			Name: "listen", Env: []string{"EKG_LISTEN"}, def: "127.0.0.1:8888",

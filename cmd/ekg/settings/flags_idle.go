@@ -7,7 +7,7 @@ import (
 )
 
 // idleSettings set when kernels are culled.
-var idleSettings = []group{
+var idleSettings = []Group{
 	{"Stop idle kernels", []Option{
 		{
 			Name: "cull-idle-timeout", Env: []string{"EKG_CULL_IDLE_TIMEOUT"}, def: "0s",

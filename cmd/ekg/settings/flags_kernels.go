@@ -8,7 +8,7 @@ import (
 )
 
 // kernelSettings set which kernels can run, and how they run.
-var kernelSettings = []group{
+var kernelSettings = []Group{
 	{"Choose and start kernels", []Option{
 		{
 			Name: "launcher", Env: []string{"EKG_LAUNCHER"}, def: "local",

@@ -1,7 +1,7 @@
 package settings
 
 // kubernetesSettings are for kernels that run as pods.
-var kubernetesSettings = []group{
+var kubernetesSettings = []Group{
 	{"Run kernels on Kubernetes", []Option{
 		{
 			Name: "kubeconfig", Env: []string{"EKG_KUBECONFIG"},

@@ -1,7 +1,7 @@
 package settings
 
 // operationSettings are for the operation of the gateway.
-var operationSettings = []group{
+var operationSettings = []Group{
 	{"Observe the gateway", []Option{
 		{
 			Name: "log-level", Env: []string{"EKG_LOG_LEVEL"}, def: "info",

@@ -9,16 +9,15 @@ import (
 // Table returns the tables of settings in docs/configuration.md, one for each task of an operator.
 func Table() string {
 	var b strings.Builder
-	writeTable(&b, configOption.heading, configOption)
-	for _, g := range groups {
-		writeTable(&b, g.heading, g.options...)
+	for _, g := range Groups() {
+		writeTable(&b, g)
 	}
 	return b.String()
 }
 
-func writeTable(b *strings.Builder, heading string, options ...Option) {
-	fmt.Fprintf(b, "### %s\n\n| flag and key | environment | default | meaning |\n| --- | --- | --- | --- |\n", heading)
-	for _, o := range options {
+func writeTable(b *strings.Builder, g Group) {
+	fmt.Fprintf(b, "### %s\n\n| flag and key | environment | default | meaning |\n| --- | --- | --- | --- |\n", g.Heading)
+	for _, o := range g.Options {
 		env := make([]string, len(o.Env))
 		for i, name := range o.Env {
 			env[i] = "`" + name + "`"
