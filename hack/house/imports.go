@@ -7,6 +7,7 @@ const module = "github.com/elastic-kernel-gateway/ekg"
 // docs/architecture.md.
 var mayImport = map[string][]string{
 	"cmd/ekg/settings": {
+		"cmd/ekg/client",
 		"gateway",
 		"gateway/identity",
 		"gateway/jobs",

@@ -68,7 +68,7 @@ import (
 
 // Options configures a Launcher.
 type Options struct {
-	StateDir   string // absolute; "" for ekg in the user's XDG state folder
+	StateDir   string // absolute
 	RuntimeDir string // for sockets, so short; "" for ekg in XDG_RUNTIME_DIR, or a private folder under the temp folder
 	Supervisor string // path of ekg-supervisor
 	GPUProgram string // absolute path of ekg-gpu; "": GPUs are not assigned, sampled or looked at for Cull.GPU
@@ -242,17 +242,6 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 
 // complete sets defaults and rejects bad options by name.
 func (o *Options) complete() error {
-	if o.StateDir == "" {
-		base := os.Getenv("XDG_STATE_HOME")
-		if !filepath.IsAbs(base) {
-			home, err := os.UserHomeDir()
-			if err != nil {
-				return fmt.Errorf("StateDir: none given and no home folder: %w", err)
-			}
-			base = filepath.Join(home, ".local", "state")
-		}
-		o.StateDir = filepath.Join(base, "ekg")
-	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

@@ -26,7 +26,7 @@ func gatewayFlags() []cli.Flag {
 			Usage: "the gateway's `TOKEN`. Other users of this machine can read it on the command line: prefer " +
 				"--token-file [$EKG_TOKEN, $" + jupyterTokenVariable + "]"},
 		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the token [$EKG_TOKEN_FILE]"},
-		&cli.StringFlag{Name: "state-dir", DefaultText: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
+		&cli.StringFlag{Name: "state-dir", DefaultText: StateDirText,
 			Usage: "`DIRECTORY` in which the gateways of this machine leave their addresses [$EKG_STATE_DIR]"},
 		&cli.StringFlag{Name: "config", Usage: "YAML `FILE` of a gateway, for its state-dir [$EKG_CONFIG]"},
 	}
@@ -57,7 +57,7 @@ func readAccess(c *cli.Context) (a access, err error) {
 		}
 	}
 	if dir == "" {
-		if dir, err = defaultStateDir(os.Getenv); err != nil {
+		if dir, err = DefaultStateDir(os.Getenv); err != nil {
 			return a, &UsageError{err}
 		}
 	}
@@ -108,8 +108,11 @@ func configuredStateDir(path string) (string, error) {
 	return file.StateDir, nil
 }
 
-// defaultStateDir returns the directory with the state of this user's gateways.
-func defaultStateDir(getenv func(string) string) (string, error) {
+// StateDirText describes DefaultStateDir.
+const StateDirText = "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg"
+
+// DefaultStateDir returns the directory with the state of this user's gateways, if no setting names one.
+func DefaultStateDir(getenv func(string) string) (string, error) {
 	switch {
 	case filepath.IsAbs(getenv("XDG_STATE_HOME")): // the specification says to ignore relative paths
 		return filepath.Join(getenv("XDG_STATE_HOME"), "ekg"), nil

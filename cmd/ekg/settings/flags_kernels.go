@@ -3,6 +3,7 @@ package settings
 import (
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/client"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -74,7 +75,7 @@ var kernelSettings = []Group{
 				"kernel has been idle for a minute and pages have its output. It keeps its variables, and loses its log",
 		},
 		{
-			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
+			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: client.StateDirText,
 			value: text(func(s *Settings) *string { return &s.Local.StateDir }),
 			Usage: "directory with the records of kernels and the generated token",
 		},

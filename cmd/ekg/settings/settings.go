@@ -16,6 +16,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/client"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
@@ -238,13 +239,9 @@ func (src Sources) enterpriseListen() ([]string, origin, bool) {
 // complete fills in the defaults that depend on the machine, and makes paths absolute.
 func (s *Settings) complete(getenv func(string) string) error {
 	if s.Local.StateDir == "" {
-		switch {
-		case filepath.IsAbs(getenv("XDG_STATE_HOME")): // the specification says to ignore relative paths
-			s.Local.StateDir = filepath.Join(getenv("XDG_STATE_HOME"), "ekg")
-		case getenv("HOME") != "":
-			s.Local.StateDir = filepath.Join(getenv("HOME"), ".local", "state", "ekg")
-		default:
-			return errors.New("--state-dir is missing: neither $XDG_STATE_HOME nor $HOME gives a default")
+		var err error
+		if s.Local.StateDir, err = client.DefaultStateDir(getenv); err != nil {
+			return err
 		}
 	}
 	paths := []*string{&s.Local.StateDir, &s.Local.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,
