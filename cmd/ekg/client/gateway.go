@@ -216,12 +216,7 @@ func (k listedKernel) String() string { return fmt.Sprintf("%s (%s, %s)", k.ID, 
 
 // kernels lists the gateway's kernels.
 func (g *gatewayClient) kernels(ctx context.Context) (all []listedKernel, err error) {
-	return all, g.list(ctx, &all)
-}
-
-// list decodes the list of the gateway's kernels into out.
-func (g *gatewayClient) list(ctx context.Context, out any) error {
-	return g.read(ctx, "api/kernels", nil, "the list of kernels", out)
+	return all, g.read(ctx, kernelList.path, nil, "the list of kernels", &all)
 }
 
 // read decodes the answer to a GET into out. what names the answer in errors.

@@ -25,6 +25,14 @@ const (
 	refreshPause = 2 * time.Second
 )
 
+// startFlags are those of commands that start a kernel.
+func startFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the flavor, the GPU that the kernel gets; see docs/gpus.md"},
+		&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
+	}
+}
+
 // kernelCommands are `ekg ps` and the commands that change kernels.
 func kernelCommands() []*cli.Command {
 	all := []*cli.Command{
@@ -38,11 +46,8 @@ func kernelCommands() []*cli.Command {
 			Name: "start", Usage: "start a kernel and print its id", ArgsUsage: "[KERNELSPEC]",
 			Description: "Without KERNELSPEC, the gateway starts its default kernelspec. The command ends when the kernel is\n" +
 				"up, or after the gateway's --start-wait, when the kernel may still be starting. --wait waits longer.",
-			Flags: []cli.Flag{
-				&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the flavor, the GPU that the kernel gets; see docs/gpus.md"},
-				&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
-				&cli.BoolFlag{Name: "wait", Usage: "wait until the kernel is up or has failed"},
-			},
+			Flags: append(startFlags(),
+				&cli.BoolFlag{Name: "wait", Usage: "wait until the kernel is up or has failed"}),
 			Action: func(c *cli.Context) error { return onKernels(c, 0, 1, startKernel) },
 		},
 		{
@@ -128,6 +133,8 @@ func onKernelsAs(
 	return do(c.Context, r)
 }
 
+var kernelList = listing[kernelRow]{"api/kernels", "kernel", "ekg ps"}
+
 // kernelRow is a kernel's model, as much of it as tables show.
 type kernelRow struct {
 	listedKernel
@@ -161,33 +168,17 @@ func (k *kernelRow) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+func (k kernelRow) id() string             { return k.ID }
+func (k kernelRow) created() time.Time     { return k.Created }
+func (k kernelRow) model() json.RawMessage { return k.whole }
+
 // listKernels is `ekg ps`.
 func listKernels(ctx context.Context, r *kernelRun, w io.Writer) error {
-	all, err := r.rows(ctx)
+	all, _, err := kernelList.all(ctx, r)
 	if err != nil {
 		return err
 	}
 	return r.format.printKernels(w, all, time.Now())
-}
-
-// rows lists the kernels of all gateways, each once: gateways of one state directory or cluster have the same kernels.
-func (r *kernelRun) rows(ctx context.Context) ([]kernelRow, error) {
-	var all []kernelRow
-	known := map[string]bool{}
-	for _, g := range r.gateways {
-		var rows []kernelRow
-		if err := g.list(ctx, &rows); err != nil {
-			return nil, err
-		}
-		for _, k := range rows {
-			if !known[k.ID] {
-				known[k.ID] = true
-				all = append(all, k)
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(a, b kernelRow) int { return a.Created.Compare(b.Created) })
-	return all, nil
 }
 
 // startKernel is `ekg start`.

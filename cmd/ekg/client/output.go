@@ -65,11 +65,7 @@ func (f outputFormat) printModels(w io.Writer, ids []string, models []json.RawMe
 
 // printKernels prints a list of kernels at a time.
 func (f outputFormat) printKernels(w io.Writer, all []kernelRow, now time.Time) error {
-	ids, whole := make([]string, len(all)), make([]json.RawMessage, len(all))
-	for i, k := range all {
-		ids[i], whole[i] = k.ID, k.whole
-	}
-	if printed, err := f.printModels(w, ids, whole); printed {
+	if done, err := kernelList.prints(w, f, all); done {
 		return err
 	}
 	return printTable(w, all, now, f == formatWide)
@@ -133,10 +129,6 @@ type column struct {
 
 // printTable prints kernels in columns. If all is set, it has more columns and complete ids.
 func printTable(w io.Writer, kernels []kernelRow, now time.Time, all bool) error {
-	if len(kernels) == 0 {
-		_, err := fmt.Fprintln(w, "No kernels.")
-		return err
-	}
 	length := idLength(kernels)
 	if all {
 		length = len("00000000-0000-0000-0000-000000000000")

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func runCommand() *cli.Command {
 			"--output the command waits for the end of the job. Its exit status is then 1 if the job fails, and\n" +
 			"Ctrl-C ends only the command. See docs/jobs.md.",
 
-		Flags: append([]cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringSliceFlag{Name: "parameters", Aliases: []string{"p"},
 				Usage: "a parameter, `NAME VALUE` or NAME=VALUE. Numbers, True, False and None keep their type. Can be repeated"},
 			&cli.StringSliceFlag{Name: "parameters-raw", Aliases: []string{"r", "parameters_raw"},
@@ -71,8 +72,7 @@ func runCommand() *cli.Command {
 				Usage: "with --in-kernel: first `CELL` to run, by its number from 1 or by its id"},
 			&cli.StringFlag{Name: "then",
 				Usage: "with --in-kernel: `WHAT` happens to the kernel after the job: keep (the default) or end"},
-			&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the flavor, the GPU that the kernel gets; see docs/gpus.md"},
-			&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
+		}, startFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the job; default: the notebook's"},
 			&cli.StringSliceFlag{Name: "tag", Usage: "a `WORD` that lists of jobs show. Can be repeated"},
 			&cli.IntFlag{Name: "priority", Usage: "your jobs with a higher `NUMBER` start first"},
@@ -90,7 +90,7 @@ func runCommand() *cli.Command {
 			&cli.BoolFlag{Name: "follow", Usage: "wait for the end of the job and show its progress"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "wait for the end of the job and write its notebook to `FILE`"},
-		}, gatewayFlags()...),
+		}, gatewayFlags()),
 		Action: func(c *cli.Context) error { return onGateways(c, 1, 1, submitNotebook) },
 	}
 }

@@ -36,7 +36,7 @@ type gpuKernel struct {
 
 // gpuKernels lists the kernels that have GPUs or wait for them, those with most first.
 func (r *kernelRun) gpuKernels(ctx context.Context) ([]gpuKernel, error) {
-	rows, err := r.rows(ctx)
+	rows, _, err := kernelList.all(ctx, r)
 	if err != nil {
 		return nil, err
 	}
