@@ -65,9 +65,9 @@ func TestRun_ExitStatus(t *testing.T) {
 		{"unknown subcommand", []string{"kernelspec", "lst"}, 2, "ekg: no command \"lst\"; see ekg --help\n"},
 		{"unknown flag", []string{"serve", "--lisen", "x"}, 2, "ekg: flag provided but not defined: -lisen\n"},
 		{"import of settings", []string{"config", "import", "--chart", "f.py"}, 2,
-			"ekg: ekg config import is no command: use ekg-migrate config, of the Python package ekg-migrate\n"},
-		{"conversion", []string{"kernelspec", "convert", "--dry-run", "dir"}, 2, "ekg: ekg kernelspec convert is no " +
-			"command: use ekg-migrate kernelspec, of the Python package ekg-migrate\n"},
+			"ekg: ekg config import was removed: use ekg-migrate config of the Python package ekg-migrate\n"},
+		{"conversion", []string{"kernelspec", "convert", "--dry-run", "dir"}, 2, "ekg: ekg kernelspec convert was " +
+			"removed: use ekg-migrate kernelspec of the Python package ekg-migrate\n"},
 		{"argument too many", []string{"config", "x"}, 2, "ekg: ekg config: unexpected argument \"x\"\n"},
 		{
 			"argument missing",

@@ -30,7 +30,7 @@ func TestHouse_Flaky(t *testing.T) {
 			continue
 		}
 		if err := exec.Command("git", "-C", "../..", "grep", "-qw", "func "+m[1], "--", "*_test.go").Run(); err != nil {
-			t.Errorf("hack/flaky: there is no test %s: %v", m[1], err)
+			t.Errorf("hack/flaky names the test %s, which does not exist: %v", m[1], err)
 		}
 	}
 	if n > mayFailOnce {

@@ -156,7 +156,7 @@ func MovedCommand(name, to string) *cli.Command {
 	return &cli.Command{
 		Name: name, Hidden: true, SkipFlagParsing: true,
 		Action: func(c *cli.Context) error {
-			return &UsageError{fmt.Errorf("%s is no command: use %s, of the Python package ekg-migrate", c.Command.HelpName, to)}
+			return &UsageError{fmt.Errorf("%s was removed: use %s of the Python package ekg-migrate", c.Command.HelpName, to)}
 		},
 	}
 }
