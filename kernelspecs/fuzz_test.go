@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"unicode"
 )
@@ -93,9 +92,7 @@ func FuzzResource(f *testing.F) {
 			f.Fatal(err)
 		}
 	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
-		f.Fatal(err)
-	}
+	makeFIFO(f, filepath.Join(dir, "fifo"))
 	inside["in"] = inside["logo-svg.svg"]
 	spec := Spec{Name: "spec", Dir: dir}
 	f.Fuzz(func(t *testing.T, file string) {

@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -139,9 +138,7 @@ func TestSpec_ReadBroken(t *testing.T) {
 	}
 	t.Run("a fifo does not block", func(t *testing.T) {
 		dir := t.TempDir()
-		if err := syscall.Mkfifo(filepath.Join(dir, "kernel.json"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFIFO(t, filepath.Join(dir, "kernel.json"))
 		if _, _, problems := readSpec("x", dir, ""); len(problems) != 1 || problems[0].Message != "not a regular file" {
 			t.Errorf("got %v", problems)
 		}
@@ -270,9 +267,7 @@ func TestSpec_Resources(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(filepath.Dir(dir), "k-evil/file"), "stolen")
-	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeFIFO(t, filepath.Join(dir, "fifo"))
 	s, _, problems := readSpec("k", dir, "")
 	if len(problems) != 0 {
 		t.Fatal(problems)
