@@ -15,8 +15,12 @@ import (
 // exist is left out. Profiles have no warm kernels.
 func TestWanted(t *testing.T) {
 	dir := t.TempDir()
-	for name, ekg := range map[string]string{"cpu": `{}`, "gpu": `{"flavor": "t4", "warm": 1}`, "none": `{"flavor": "missing", "warm": 1}`,
-		"many": `{"image": "a", "warm": 2, "profiles": [{"name": "big", "image": "b", "flavor": "t4"}]}`} {
+	for name, ekg := range map[string]string{
+		"cpu":  `{}`,
+		"gpu":  `{"flavor": "t4", "warm": 1}`,
+		"none": `{"flavor": "missing", "warm": 1}`,
+		"many": `{"image": "a", "warm": 2, "profiles": [{"name": "big", "image": "b", "flavor": "t4"}]}`,
+	} {
 		text := `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": {"ekg": ` + ekg + `}}`
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
