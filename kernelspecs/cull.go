@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Cull is metadata.ekg.cull of a kernelspec: when its kernels are culled. A nil field means the operator's setting for
-// all kernels. The operator also bounds what a kernelspec can set.
-type Cull struct {
+// CullTimes is metadata.ekg.cull of a kernelspec: when its kernels are culled. A nil field means the operator's setting
+// for all kernels. The operator also bounds what a kernelspec can set.
+type CullTimes struct {
 	IdleTimeout *Duration `json:"idleTimeout,omitempty"` // 0: idle kernels are not culled
 	BusyLimit   *Duration `json:"busyLimit,omitempty"`   // of one request; 0: no limit
 	MaxAge      *Duration `json:"maxAge,omitempty"`      // 0: no limit

@@ -57,11 +57,11 @@ var ownKeys = []string{"cull", "flavor", "launcher", "limits", "profiles", "tran
 // Extension is the part of metadata.ekg that concerns all launchers. Only ekg defines metadata.ekg, so unknown keys in
 // it are problems: a misspelt key would otherwise be ignored silently.
 type Extension struct {
-	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" for Spec.Transport to choose
-	Flavor    string `json:"flavor"`    // name of the operator's flavor that its kernels get; "" for none
-	Launcher  string `json:"launcher"`  // LauncherEnterprise, or "" for a kernel that reads {connection_file}
-	Cull      Cull   `json:"cull"`
-	Limits    Limits `json:"limits"`
+	Transport string    `json:"transport"` // TransportIPC, TransportTCP, or "" for Spec.Transport to choose
+	Flavor    string    `json:"flavor"`    // name of the operator's flavor that its kernels get; "" for none
+	Launcher  string    `json:"launcher"`  // LauncherEnterprise, or "" for a kernel that reads {connection_file}
+	Cull      CullTimes `json:"cull"`
+	Limits    Limits    `json:"limits"`
 
 	// Warm is how many kernels are kept started that wait for an owner.
 	Warm int `json:"warm"`

@@ -93,14 +93,14 @@ func (e *FailedError) Error() string { return e.Reason }
 
 // Request asks for one kernel.
 type Request struct {
-	ID     string            // see ValidID
-	AnyID  bool              // no client has chosen ID: a kernel with another one does, as a warm kernel has
-	Owner  string            // "" if there is only one owner
-	Groups []string          // of the owner, as far as limits count their kernels
-	Spec   kernelspecs.Spec  // what to run
-	Env    map[string]string // the client's variables, already filtered by the gateway
-	Cull   kernelspecs.Cull  // the operator's culling settings for this owner; unset ones are those for all kernels
-	Flavor *flavor.Flavor    // which GPU it gets; nil: what spec and variables say; not modified
+	ID     string                // see ValidID
+	AnyID  bool                  // no client has chosen ID: a kernel with another one does, as a warm kernel has
+	Owner  string                // "" if there is only one owner
+	Groups []string              // of the owner, as far as limits count their kernels
+	Spec   kernelspecs.Spec      // what to run
+	Env    map[string]string     // the client's variables, already filtered by the gateway
+	Cull   kernelspecs.CullTimes // the operator's culling settings for this owner; unset ones are those for all kernels
+	Flavor *flavor.Flavor        // which GPU it gets; nil: what spec and variables say; not modified
 
 	Job bool // it is for a job: kernels that people wait for go before it
 

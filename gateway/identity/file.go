@@ -57,9 +57,9 @@ type File struct {
 	users  map[key]User // guarded by mu; by token, of the last valid version; replaced, never changed
 	count  int          // guarded by mu; number of users
 
-	userLimits  map[string]Limits // guarded by mu; by name; replaced, never changed
-	groupLimits map[string]Limits // guarded by mu; by name; replaced, never changed
-	groupCull   map[string]Cull   // guarded by mu; by name of all groups with an entry; replaced, never changed
+	userLimits  map[string]Limits    // guarded by mu; by name; replaced, never changed
+	groupLimits map[string]Limits    // guarded by mu; by name; replaced, never changed
+	groupCull   map[string]CullTimes // guarded by mu; by name of all groups with an entry; replaced, never changed
 }
 
 // Limits bounds what a user or a group may use at one time; nil means that the file sets no limit.
@@ -71,8 +71,8 @@ type Limits struct {
 // Unlimited means that there is no limit.
 const Unlimited = -1
 
-// Cull says when the kernels of a group's users are culled; nil means that the file sets no time.
-type Cull struct {
+// CullTimes says when the kernels of a group's users are culled; nil means that the file sets no time.
+type CullTimes struct {
 	IdleTimeout *time.Duration // 0: idle kernels are not culled
 	BusyLimit   *time.Duration // of one request; 0: no limit
 	MaxAge      *time.Duration // 0: no limit
@@ -80,7 +80,7 @@ type Cull struct {
 }
 
 // GroupCull returns when the kernels of a group's users are culled, and whether the file has an entry for the group.
-func (f *File) GroupCull(name string) (c Cull, known bool) {
+func (f *File) GroupCull(name string) (c CullTimes, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c, known = f.groupCull[name]
@@ -188,7 +188,7 @@ type parser struct {
 	problems []string       // each as "line: text"
 
 	userLimits, groupLimits map[string]Limits
-	groupCull               map[string]Cull
+	groupCull               map[string]CullTimes
 }
 
 // fail adds a mistake at a node.
@@ -200,7 +200,7 @@ func (p *parser) fail(n *yaml.Node, format string, args ...any) {
 func parse(b []byte) *parser {
 	p := &parser{users: map[key]User{}, names: map[string]int{}, groups: map[string]int{}, userLimits: map[string]Limits{},
 		groupLimits: map[string]Limits{},
-		groupCull:   map[string]Cull{}}
+		groupCull:   map[string]CullTimes{}}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
@@ -348,7 +348,7 @@ func (p *parser) user(n *yaml.Node) {
 
 // group reads one item of groups.
 func (p *parser) group(n *yaml.Node) {
-	name, limits, cull := "", Limits{}, Cull{}
+	name, limits, cull := "", Limits{}, CullTimes{}
 	before := len(p.problems)
 	p.members(n, "a group", func(key string, value *yaml.Node) bool {
 		switch key {
@@ -380,7 +380,7 @@ func (p *parser) group(n *yaml.Node) {
 }
 
 // cull reads when kernels are culled.
-func (p *parser) cull(n *yaml.Node) (c Cull) {
+func (p *parser) cull(n *yaml.Node) (c CullTimes) {
 	p.members(n, "cull", func(key string, value *yaml.Node) bool {
 		to := map[string]**time.Duration{"idle-timeout": &c.IdleTimeout, "busy-limit": &c.BusyLimit, "max-age": &c.MaxAge,
 			"warning": &c.Warning}[key]

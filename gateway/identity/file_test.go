@@ -153,7 +153,7 @@ func TestFile_Cull(t *testing.T) {
 		c.MaxAge != nil || c.Warning != nil {
 		t.Errorf("%v, %+v", known, c)
 	}
-	if c, known := f.GroupCull("sound"); !known || c != (Cull{}) {
+	if c, known := f.GroupCull("sound"); !known || c != (CullTimes{}) {
 		t.Errorf("%v, %+v", known, c)
 	}
 	if _, known := f.GroupCull("smell"); known || f.Limited() {

@@ -8,8 +8,8 @@ import (
 
 // Cull returns when the kernels of a user are culled, as far as the users file sets it for the user's groups. If
 // several groups set a time, the longest one counts, for each time separately.
-func (p *Policy) Cull(groups []string) kernelspecs.Cull {
-	var c kernelspecs.Cull
+func (p *Policy) Cull(groups []string) kernelspecs.CullTimes {
+	var c kernelspecs.CullTimes
 	if p == nil || p.File == nil {
 		return c
 	}

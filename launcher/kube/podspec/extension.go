@@ -35,8 +35,8 @@ type extension struct {
 	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
 	Warm     int                   `json:"warm,omitempty"`     // see WarmKind
 
-	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
-	Limits kernelspecs.Limits `json:"limits,omitzero"`
+	Cull   kernelspecs.CullTimes `json:"cull,omitzero"`
+	Limits kernelspecs.Limits    `json:"limits,omitzero"`
 
 	Image            string                        `json:"image,omitempty"`
 	ImagePullPolicy  corev1.PullPolicy             `json:"imagePullPolicy,omitempty"`
@@ -125,7 +125,7 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	}
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
-	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.Cull{}, kernelspecs.Limits{}
+	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.CullTimes{}, kernelspecs.Limits{}
 	podKeys.Profiles, podKeys.Warm = nil, 0
 	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
 		return e, problems

@@ -34,7 +34,7 @@ type storedRequest struct {
 	Launcher      *kernelspecs.Launcher `json:"launcher,omitempty"`       // of the kernelspec
 	InterruptMode string                `json:"interrupt_mode,omitempty"`
 	Extension     json.RawMessage       `json:"extension,omitempty"` // metadata.ekg of the kernelspec
-	Cull          kernelspecs.Cull      `json:"cull,omitzero"`
+	Cull          kernelspecs.CullTimes `json:"cull,omitzero"`
 	Flavor        *flavor.Flavor        `json:"flavor,omitempty"`
 	LabelGroup    string                `json:"label_group,omitempty"` // Policy.labelGroup of launcher.Request.OwnerGroups
 	Variables     []string              `json:"variables,omitempty"`   // names of the client's variables, sorted

@@ -35,7 +35,7 @@ const (
 const DefaultCullInterval = time.Minute
 
 // For returns the limits of a user's kernels: c with the operator's settings for that user.
-func (c Cull) For(user kernelspecs.Cull) Cull {
+func (c Cull) For(user kernelspecs.CullTimes) Cull {
 	for to, from := range map[*time.Duration]*kernelspecs.Duration{&c.IdleTimeout: user.IdleTimeout,
 		&c.BusyLimit: user.BusyLimit, &c.MaxAge: user.MaxAge, &c.Warning: user.Warning} {
 		if from != nil {
@@ -46,7 +46,7 @@ func (c Cull) For(user kernelspecs.Cull) Cull {
 }
 
 // With returns the limits of a kernelspec's kernels. Its limits but that of the idle time are bounded by c's.
-func (c Cull) With(spec kernelspecs.Cull) Cull {
+func (c Cull) With(spec kernelspecs.CullTimes) Cull {
 	if spec.IdleTimeout != nil {
 		c.IdleTimeout = time.Duration(*spec.IdleTimeout)
 	}

@@ -13,13 +13,13 @@ func TestCull_For(t *testing.T) {
 	all := Cull{IdleTimeout: 1, BusyLimit: 10, Warning: 1, KeepLimit: 7}
 	for _, tt := range []struct {
 		name string
-		user kernelspecs.Cull
+		user kernelspecs.CullTimes
 		want Cull
 	}{
-		{"nothing", kernelspecs.Cull{}, all},
-		{"everything", kernelspecs.Cull{IdleTimeout: d(3), BusyLimit: d(20), MaxAge: d(30), Warning: d(0)},
+		{"nothing", kernelspecs.CullTimes{}, all},
+		{"everything", kernelspecs.CullTimes{IdleTimeout: d(3), BusyLimit: d(20), MaxAge: d(30), Warning: d(0)},
 			Cull{IdleTimeout: 3, BusyLimit: 20, MaxAge: 30, KeepLimit: 7}},
-		{"no limits", kernelspecs.Cull{IdleTimeout: d(0), BusyLimit: d(0)}, Cull{Warning: 1, KeepLimit: 7}},
+		{"no limits", kernelspecs.CullTimes{IdleTimeout: d(0), BusyLimit: d(0)}, Cull{Warning: 1, KeepLimit: 7}},
 	} {
 		if got := all.For(tt.user); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 			t.Errorf("%s: got %+v, want %+v", tt.name, got, tt.want)
@@ -32,17 +32,17 @@ func TestCull_With(t *testing.T) {
 	operator := Cull{IdleTimeout: 1, BusyLimit: 10, Warning: 1, KeepLimit: 7}
 	for _, tt := range []struct {
 		name string
-		spec kernelspecs.Cull
+		spec kernelspecs.CullTimes
 		want Cull
 	}{
-		{"nothing", kernelspecs.Cull{}, operator},
-		{"longer", kernelspecs.Cull{IdleTimeout: d(3), Warning: d(0)},
+		{"nothing", kernelspecs.CullTimes{}, operator},
+		{"longer", kernelspecs.CullTimes{IdleTimeout: d(3), Warning: d(0)},
 			Cull{IdleTimeout: 3, BusyLimit: 10, KeepLimit: 7}},
-		{"too long", kernelspecs.Cull{IdleTimeout: d(9), BusyLimit: d(11), MaxAge: d(100)},
+		{"too long", kernelspecs.CullTimes{IdleTimeout: d(9), BusyLimit: d(11), MaxAge: d(100)},
 			Cull{IdleTimeout: 9, BusyLimit: 10, MaxAge: 100, Warning: 1, KeepLimit: 7}},
-		{"without a limit", kernelspecs.Cull{IdleTimeout: d(0), BusyLimit: d(0), MaxAge: d(0)},
+		{"without a limit", kernelspecs.CullTimes{IdleTimeout: d(0), BusyLimit: d(0), MaxAge: d(0)},
 			Cull{BusyLimit: 10, Warning: 1, KeepLimit: 7}},
-		{"shorter", kernelspecs.Cull{BusyLimit: d(2)},
+		{"shorter", kernelspecs.CullTimes{BusyLimit: d(2)},
 			Cull{IdleTimeout: 1, BusyLimit: 2, Warning: 1, KeepLimit: 7}},
 	} {
 		if got := operator.With(tt.spec); fmt.Sprint(got) != fmt.Sprint(tt.want) {
