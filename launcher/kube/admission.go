@@ -77,7 +77,7 @@ func (c admissionCluster) List(ctx context.Context) (all []corev1.Pod, listed fu
 		if c.l.access.denial(ns) != "" {
 			continue
 		}
-		pods, err := c.l.listPods(ctx, ns, selectManaged)
+		pods, err := c.l.listPods(ctx, ns, podspec.SelectManaged)
 		if err != nil {
 			return nil, nil, err
 		}

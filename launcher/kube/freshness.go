@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -168,7 +169,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.UID]*corev1.Pod) ([]corev1.Pod, error) {
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	listed, err := l.opts.Cluster.listMetadata(asking, ns, metav1.ListOptions{LabelSelector: selectManaged})
+	listed, err := l.opts.Cluster.listMetadata(asking, ns, metav1.ListOptions{LabelSelector: podspec.SelectManaged})
 	if err != nil {
 		return nil, l.unavailable(ctx, "list of pods in "+ns, err)
 	}
@@ -185,7 +186,7 @@ func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.U
 		delete(known, there.UID)
 	}
 	if len(changed) > maxChanged {
-		pods, err := l.listPods(ctx, ns, selectManaged)
+		pods, err := l.listPods(ctx, ns, podspec.SelectManaged)
 		if err != nil {
 			return nil, err
 		}

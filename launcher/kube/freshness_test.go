@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -140,7 +141,7 @@ func TestCluster_ListMetadata(t *testing.T) {
 	client := metadatafake.NewSimpleMetadataClient(scheme, &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: pod.ObjectMeta})
 	for _, cluster := range []*Cluster{{client: c.Clientset}, {client: c.Clientset, metadata: client}} {
-		listed, err := cluster.listMetadata(t.Context(), "ns", metav1.ListOptions{LabelSelector: selectManaged})
+		listed, err := cluster.listMetadata(t.Context(), "ns", metav1.ListOptions{LabelSelector: podspec.SelectManaged})
 		if err != nil || len(listed) != 1 || listed[0].UID != pod.UID || listed[0].ResourceVersion != pod.ResourceVersion {
 			t.Errorf("%+v, %v", listed, err)
 		}

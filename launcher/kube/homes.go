@@ -149,8 +149,7 @@ func (l *Launcher) sweepHomesIn(ctx context.Context, ns string, after time.Durat
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	claims, err := l.client.CoreV1().PersistentVolumeClaims(ns).List(asking, metav1.ListOptions{
-		LabelSelector: podspec.LabelManagedBy + "=" + podspec.Manager + "," +
-			podspec.LabelKernelsOf + "=" + l.opts.Pods.Namespace})
+		LabelSelector: podspec.SelectManaged + "," + podspec.LabelKernelsOf + "=" + l.opts.Pods.Namespace})
 	if err != nil {
 		return err
 	}

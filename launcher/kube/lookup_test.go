@@ -30,7 +30,7 @@ func (c *testCluster) podRequests() (verbs []string) {
 func (c *testCluster) podLists() (all []k8stesting.Action) {
 	for _, a := range c.Actions() {
 		if list, ok := a.(k8stesting.ListAction); ok && a.GetResource().Resource == "pods" &&
-			list.GetListRestrictions().Labels.String() == selectManaged {
+			list.GetListRestrictions().Labels.String() == podspec.SelectManaged {
 			all = append(all, a)
 		}
 	}

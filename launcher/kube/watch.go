@@ -33,9 +33,6 @@ const (
 	proofPause   = 2 * time.Second  // after a failed proof, before the next one
 )
 
-// selectManaged selects the objects of all kernels.
-const selectManaged = podspec.LabelManagedBy + "=" + podspec.Manager
-
 // selectPodEvents selects the events of pods.
 const selectPodEvents = "involvedObject.kind=Pod"
 
@@ -45,7 +42,7 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, ns := range l.watched {
 		pods := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "pods"}, l.client.CoreV1().Pods(ns),
-			func(o *metav1.ListOptions) { o.LabelSelector = selectManaged }), &corev1.Pod{}, l.timing.resync, nil)
+			func(o *metav1.ListOptions) { o.LabelSelector = podspec.SelectManaged }), &corev1.Pod{}, l.timing.resync, nil)
 		events := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "events"}, l.client.CoreV1().Events(ns),
 			func(o *metav1.ListOptions) { o.FieldSelector = selectPodEvents }), &corev1.Event{}, l.timing.resync, nil)
 		entered, err := l.addHandlers(ns, pods, events)

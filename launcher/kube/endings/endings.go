@@ -44,7 +44,7 @@ const (
 	componentEndings = "endings" // the config maps' labelComponent
 
 	// selectEndings selects the config maps of endings.
-	selectEndings = podspec.LabelManagedBy + "=" + podspec.Manager + "," + podspec.LabelComponent + "=" + componentEndings
+	selectEndings = podspec.SelectManaged + "," + podspec.LabelComponent + "=" + componentEndings
 
 	endingsKept  = 1 << 14 // endings that are kept in memory
 	maxUnwritten = 1 << 12 // endings that wait to be written; further ones are never written

@@ -25,6 +25,8 @@ const (
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	// Manager is the value of LabelManagedBy.
 	Manager = "ekg"
+	// SelectManaged selects ekg's own objects by LabelManagedBy.
+	SelectManaged = LabelManagedBy + "=" + Manager
 
 	AnnotationOwner      = Domain + "owner"       // launcher.Request.Owner
 	annotationProfile    = Domain + "profile"     // name of the kernelspec's profile

@@ -44,8 +44,6 @@ import (
 const (
 	recordPrefix = "ekg-record."
 
-	selectManaged = podspec.LabelManagedBy + "=" + podspec.Manager
-
 	componentRecord = "record"       // labelComponent of heads
 	componentPiece  = "record-piece" // labelComponent of pieces
 
@@ -149,7 +147,7 @@ func (s *Store) OpenRecords(ctx context.Context, kind string) ([]launcher.Record
 }
 
 func selectRecords(kind string) string {
-	return selectManaged + "," + podspec.LabelComponent + "=" + componentRecord + "," + labelRecord + "=" +
+	return podspec.SelectManaged + "," + podspec.LabelComponent + "=" + componentRecord + "," + labelRecord + "=" +
 		podspec.LabelValue(kind)
 }
 

@@ -201,11 +201,12 @@ func (s *Store) RemoveRecord(ctx context.Context, kind, id string) error {
 // Sweep removes pieces that no head names. The pieces are listed before the heads: a head that was written in
 // between is seen.
 func (s *Store) Sweep(ctx context.Context) error {
-	pieces, err := s.recordObjects(ctx, selectManaged+","+podspec.LabelComponent+"="+componentPiece)
+	pieces, err := s.recordObjects(ctx, podspec.SelectManaged+","+podspec.LabelComponent+"="+componentPiece)
 	if err != nil || len(pieces) == 0 {
 		return err
 	}
-	heads, err := s.recordObjects(ctx, selectManaged+","+podspec.LabelComponent+"="+componentRecord+","+labelGeneration)
+	heads, err := s.recordObjects(ctx,
+		podspec.SelectManaged+","+podspec.LabelComponent+"="+componentRecord+","+labelGeneration)
 	if err != nil {
 		return err
 	}
