@@ -291,8 +291,8 @@ func (k *inCluster) nothingLeft() {
 	})
 }
 
-// deleteAll deletes all kernels at once, and checks that nothing is left. An overloaded API server makes a gateway answer
-// 503, which asks for the same request again.
+// deleteAll deletes all kernels at once, and checks that nothing is left. An overloaded API server makes a gateway
+// answer 503, which asks for the same request again.
 func (k *inCluster) deleteAll() {
 	k.t.Helper()
 	var all []model
