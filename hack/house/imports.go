@@ -105,6 +105,7 @@ var mayImport = map[string][]string{
 	"launcher/logkey": {},
 	"launcher/gpu":    {},
 
+	"launcher/local/changes": {},
 	"launcher/local/devices": {"launcher/gpu", "launcher/local/flock"},
 	"launcher/local/flock":   {},
 	"launcher/local/logs":    {"launcher/supervisor/api"},
@@ -118,6 +119,7 @@ var mayImport = map[string][]string{
 		"launcher/flavor",
 		"launcher/follow",
 		"launcher/gpu",
+		"launcher/local/changes",
 		"launcher/local/devices",
 		"launcher/local/flock",
 		"launcher/local/logs",

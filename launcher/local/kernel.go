@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -30,12 +31,12 @@ type kernel struct {
 	stop        *stop       // in progress
 	pushedLimit int64       // log limit that was sent to the supervisor last
 	notes       notesCache
-	watch       int       // in Launcher.changes; 0: none
-	seen        uint64    // the last rescan that has found the folder
-	upgradeNext time.Time // before it the supervisor is not upgraded again
-	start       *start    // in progress; nil: it is over, or another gateway began it
-	waiting     *waiting  // for a GPU, without a supervisor; nil: it does not wait
-	unsure      bool      // it may begin to wait: another gateway was working on it at the last look
+	folder      *changes.Folder // nil: memory does not have the kernel
+	seen        uint64          // the last rescan that has found the folder
+	upgradeNext time.Time       // before it the supervisor is not upgraded again
+	start       *start          // in progress; nil: it is over, or another gateway began it
+	waiting     *waiting        // for a GPU, without a supervisor; nil: it does not wait
+	unsure      bool            // it may begin to wait: another gateway was working on it at the last look
 	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }

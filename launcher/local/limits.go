@@ -73,7 +73,7 @@ func heldBy(rec record) launcher.Held {
 }
 
 // decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because
-// all that begin to count do so under this lock; see changes. Memory may also have kernels that have ended unnoticed.
+// all that begin to count do so under this lock; see package changes. Memory may also have kernels that have ended unnoticed.
 // So a start is admitted by what memory has. Before it is refused, the folders of the kernels that count against the
 // limit are read, which takes some system calls for each. Which kernels live and which have ended is read at one
 // moment, so each is counted once.

@@ -10,7 +10,7 @@ import (
 
 var _ launcher.ListerForUsers = (*Launcher)(nil)
 
-// Kernels returns all kernels by creation. Most of them are described from memory, see changes.
+// Kernels returns all kernels by creation. Most of them are described from memory, see package changes.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	return l.list(ctx, func(*kernel) bool { return true })
 }
@@ -22,7 +22,7 @@ func (l *Launcher) KernelsFor(ctx context.Context, user string, groups []string)
 
 // mayBeSharedLocked reports whether the kernel's notes share it with the user or one of the groups, or are to be read.
 func (k *kernel) mayBeSharedLocked(user string, groups []string) bool {
-	return !k.notes.current || slices.ContainsFunc(k.notes.notes.SharedWith, func(g launcher.Grant) bool {
+	return !k.notesKnownLocked() || slices.ContainsFunc(k.notes.notes.SharedWith, func(g launcher.Grant) bool {
 		return g.User != "" && g.User == user || g.Group != "" && slices.Contains(groups, g.Group)
 	})
 }
@@ -70,18 +70,12 @@ func (l *Launcher) list(ctx context.Context, wantedLocked func(*kernel) bool) ([
 
 // inMemoryLocked reports whether the kernel can be described without a look at its folder.
 func (l *Launcher) inMemoryLocked(k *kernel) bool {
-	return k.gone == nil && k.notes.current && k.hasAnswerLocked() && !k.supervisorAwayLocked()
+	return k.gone == nil && k.notesKnownLocked() && k.hasAnswerLocked() && !k.supervisorAwayLocked()
 }
 
 // catchUp makes memory agree with the folders, at the cost of what has changed.
 func (l *Launcher) catchUp(ctx context.Context) error {
-	now, statErr := versionOf(l.layout.kernels())
-	l.mu.Lock()
-	l.readChangesLocked()
-	c := l.changes
-	known := c != nil && c.known && statErr == nil && now.sameFile(c.folder)
-	l.mu.Unlock()
-	if !known {
+	if !l.changes.Known() {
 		return l.rescan(ctx)
 	}
 	l.mu.Lock()
@@ -104,16 +98,16 @@ func (l *Launcher) catchUp(ctx context.Context) error {
 // addLocked records a kernel and watches its folder. It returns an earlier one with the id, which is forgotten.
 func (l *Launcher) addLocked(k *kernel) (before *kernel) {
 	if before = l.kernels.add(k); before != nil {
-		l.unwatchLocked(before)
+		l.changes.Leave(before.folder)
 	}
-	l.watchLocked(k)
+	k.folder = l.changes.Enter(k.id)
 	return before
 }
 
 // forgetLocked removes a kernel from memory, if it is there.
 func (l *Launcher) forgetLocked(k *kernel) {
 	if l.kernels.remove(k) {
-		l.unwatchLocked(k)
+		l.changes.Leave(k.folder)
 	}
 }
 

@@ -18,17 +18,9 @@ import (
 // without it, with watches for some kernels only, and after the queue of events has been full.
 func TestList_AgreesAtOnce(t *testing.T) {
 	for name, prepare := range map[string]func(*Launcher){
-		"with inotify": func(*Launcher) {},
-		"without": func(l *Launcher) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.closeChangesLocked()
-		},
-		"too few watches": func(l *Launcher) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.changes.bound = 1
-		},
+		"with inotify":    func(*Launcher) {},
+		"without":         func(l *Launcher) { l.changes.Close() },
+		"too few watches": func(l *Launcher) { l.changes.Bound = 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
@@ -103,12 +95,11 @@ func TestList_FromMemory(t *testing.T) {
 	wait(t, l, 2, "idle", isIdle)
 	l.setPath(t, "some")
 	l.expect(t, "a change", 2, "some")
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.readChangesLocked()
-	if !l.changes.known {
+	if !l.changes.Known() {
 		t.Error("the next list would read the folder of all kernels")
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, k := range l.kernels.ordered {
 		if !l.inMemoryLocked(k) {
 			t.Errorf("the next list would look at the folder of kernel %s", k.id)

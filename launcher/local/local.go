@@ -39,7 +39,8 @@
 // (package follow); lend (starts kernels that wait for GPUs); warmStore.keep (if there may be warm kernels); one per
 // Stop in progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this
 // process has started. Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders,
-// Launcher.mu or gpusLock. While starts.lock is held, turns and folders of other kernels are only tried.
+// Launcher.mu or gpusLock, and changes.Watcher.mu. While starts.lock is held, turns and folders of other kernels are
+// only tried.
 package local
 
 import (
@@ -58,6 +59,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/records"
@@ -152,6 +154,7 @@ type Launcher struct {
 	recounts     chan struct{} // capacity 1: kernels or the sizes of their logs have changed
 	recountsSoon chan struct{} // capacity 1: the same, but not urgent
 	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
+	changes      *changes.Watcher
 	pool         *devices.Pool
 	lends        chan struct{} // capacity 1: a kernel waits for a GPU, or has given some back
 	warm         *warmStore
@@ -175,8 +178,7 @@ type Launcher struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	kernels registry
-	changes *changes // nil: changes of folders are not reported
-	rescans uint64   // number of the last rescan
+	rescans uint64 // number of the last rescan
 	culls   map[launcher.CullLabels]int64
 
 	gpusCounted gpuCounts
@@ -226,7 +228,9 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l.children = newChildren(l.opts.Reaper)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
-	l.openChanges()
+	if l.changes, err = changes.Watch(lay.kernels(), notesFile); err != nil {
+		l.log.Warn("state directory cannot be watched; lists of many kernels are slow", logkey.Err, err)
+	}
 	if err := l.rescan(ctx); err != nil {
 		_ = l.Close()
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -295,9 +299,7 @@ func (l *Launcher) Close() error {
 	if !first {
 		return nil
 	}
-	l.mu.Lock()
-	l.closeChangesLocked()
-	l.mu.Unlock()
+	l.changes.Close()
 	l.children.close()
 	if l.reaper != nil {
 		_ = l.reaper.Close() // nothing was written

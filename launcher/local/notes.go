@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -17,50 +17,27 @@ import (
 // notesCache is the last notes.json that was read. Every change creates a new file, so the file's identity and times
 // tell whether the cache is valid. Launcher.mu guards it.
 type notesCache struct {
-	file    fileVersion // zero if the file did not exist
-	notes   launcher.Notes
-	current bool   // no event in the launcher's changes says otherwise: the cache is valid without a look at the file
-	changes uint64 // counts the events
+	file  changes.Version // zero if the file did not exist
+	notes launcher.Notes
+	stamp uint64 // of the kernel's folder before the read
 }
 
-// notesChangedLocked makes the next reader look at the file.
-func (l *Launcher) notesChangedLocked(k *kernel) {
-	k.notes.changes++
-	k.notes.current = false
-}
-
-// fileVersion tells a file from one that has replaced it.
-type fileVersion struct {
-	device, inode uint64
-	modified      syscall.Timespec
-	size          int64
-}
-
-// sameFile reports whether two versions have the same identity.
-func (v fileVersion) sameFile(other fileVersion) bool {
-	return v.device == other.device && v.inode == other.inode
-}
-
-// versionOf returns the version of the file at path. It is cheaper than os.Stat: a list asks for thousands of files.
-func versionOf(path string) (fileVersion, error) {
-	var st syscall.Stat_t
-	if err := syscall.Stat(path, &st); err != nil {
-		return fileVersion{}, err // an Errno is compared with fs.ErrNotExist without memory of its own
-	}
-	return fileVersion{uint64(st.Dev), st.Ino, st.Mtim, st.Size}, nil
+// notesKnownLocked reports whether the notes in memory are valid without a look at the file.
+func (k *kernel) notesKnownLocked() bool {
+	return k.notes.stamp != 0 && k.notes.stamp == k.folder.Stamp()
 }
 
 // readNotes returns the kernel's notes. It reads the file only if the cache is not valid. The caller may modify the
 // result.
 func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	l.mu.Lock()
-	cache := k.notes
+	cache, stamp := k.notes, k.folder.Stamp()
 	l.mu.Unlock()
-	now, err := versionOf(k.dir + "/" + notesFile)
+	now, err := changes.VersionOf(k.dir + "/" + notesFile)
 	notes := cache.notes
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		now, notes = fileVersion{}, launcher.Notes{}
+		now, notes = changes.Version{}, launcher.Notes{}
 	case err != nil:
 		return launcher.Notes{}, err
 	case now != cache.file:
@@ -69,10 +46,9 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 		}
 	}
 	// If the file is replaced after this Stat, the next Stat finds another version. Lists learn of it by an event, which
-	// is counted already, or still in the queue.
+	// has changed the stamp already, or is still in the queue.
 	l.mu.Lock()
-	k.notes.current = k.watch != 0 && k.notes.changes == cache.changes
-	k.notes.file, k.notes.notes = now, notes
+	k.notes = notesCache{now, notes, stamp}
 	l.mu.Unlock()
 	return notes.Clone(), nil
 }

@@ -240,13 +240,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 
 // rescan compares memory with the folders. The error is an ErrUnavailable: an incomplete list is worse than none.
 func (l *Launcher) rescan(ctx context.Context) error {
-	var version uint64 // before the folders are read
-	l.mu.Lock()
-	l.readChangesLocked()
-	if l.changes != nil {
-		version = l.changes.version
-	}
-	l.mu.Unlock()
+	version := l.changes.Begin()
 	names, err := readNames(l.layout.kernels())
 	if err != nil {
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
@@ -271,10 +265,8 @@ func (l *Launcher) rescan(ctx context.Context) error {
 	for _, k := range missing { // another gateway has removed it, or it was created after the read
 		settled = l.reconcile(k) == gone && settled
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c := l.changes; c != nil && settled && c.version == version {
-		c.known = true
+	if settled {
+		l.changes.Complete(version)
 	}
 	return nil
 }
