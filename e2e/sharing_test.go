@@ -270,16 +270,21 @@ var disturbing = []struct{ channel, msgType, content string }{
 	{"", "kernel_info_request", "{}"},
 }
 
+// A cell that fails ends the cells of all users that wait behind it, in any Jupyter kernel, unless its request asks for
+// the contrary. Requests of disturbers do, even where some bytes of them are others.
+const stops, goesOn = `"stop_on_error":true`, `"stop_on_error":false`
+
 // frame returns a message, or something that resembles one.
 func (d *disturber) frame(c *client) (kind int, data []byte) {
 	of := disturbing[d.random.IntN(len(disturbing))]
 	m := newRequest(c.session, of.channel, of.msgType, of.content)
 	if d.random.IntN(6) == 0 {
 		m.Channel, m.Header.MsgType = "shell", "execute_request"
-		m.Content = json.RawMessage(executeRequest("print('disturbed'); 1", d.random.IntN(2) == 0))
+		content := executeRequest("print('disturbed'); 1", d.random.IntN(2) == 0)
 		if d.reader {
-			m.Content = json.RawMessage(executeRequest("ekg_disturbed = 1", false))
+			content = executeRequest("ekg_disturbed = 1", false)
 		}
+		m.Content = json.RawMessage(strings.Replace(content, stops, goesOn, 1))
 	}
 	switch owners, _ := d.running.Load().(string); d.random.IntN(8) {
 	case 0:
@@ -298,8 +303,12 @@ func (d *disturber) frame(c *client) (kind int, data []byte) {
 	case 0: // cut off
 		data = data[:d.random.IntN(len(data))]
 	case 1: // some bytes are others
+		fixed := bytes.Index(data, []byte(goesOn))
 		for range 1 + d.random.IntN(4) {
-			data[d.random.IntN(len(data))] = byte(d.random.IntN(256))
+			at, value := d.random.IntN(len(data)), byte(d.random.IntN(256))
+			if fixed < 0 || at < fixed || at >= fixed+len(goesOn) {
+				data[at] = value
+			}
 		}
 	case 2:
 		kind = websocket.TextMessage + websocket.BinaryMessage - kind
