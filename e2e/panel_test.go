@@ -39,8 +39,7 @@ func TestE2E_PanelNotebook(t *testing.T) {
 func newPanelGateway(t *testing.T) *gateway {
 	t.Helper()
 	nvml := newFakeNVML(t)
-	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-keep-limit", "12h", "--gpu-samples", "1s",
-		"--start-wait", "1s")
+	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-keep-limit", "12h", "--start-wait", "1s")
 	g.moveTo("127.0.0.2") // while the gateway is down, no other program takes its port
 	g.users("{name: ann, tokens: [%q]}", g.token, "{name: bob, tokens: [%q]}", "token-bob")
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
@@ -71,8 +70,7 @@ func TestPodOptions(t *testing.T) {
 		o.Cull, o.StopGrace = api.Cull{}, 0 // other tests have them
 		return o
 	}
-	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1",
-		GPUSamples: 10 * time.Second}
+	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("without settings: got %+v, want %+v", got, want)
 	}

@@ -113,11 +113,11 @@ func (l *Launcher) equip(cfg *api.Config, loan *devices.Loan) {
 // none.
 func (l *Launcher) sampleGPUs(cfg *api.Config) {
 	devices := heldGPUs(cfg.Env[visibleVariable])
-	if len(devices) == 0 || l.opts.GPUSamples <= 0 || l.opts.GPUProgram == "" {
+	if len(devices) == 0 || l.opts.GPUProgram == "" {
 		return
 	}
 	cfg.GPUProgram = l.opts.GPUProgram
-	cfg.GPUSamples = api.GPUSamples{Every: l.opts.GPUSamples, Devices: devices}
+	cfg.GPUSamples = api.GPUSamples{Every: api.GPUSampleInterval, Devices: devices}
 }
 
 // heldGPUs returns the devices that a CUDA_VISIBLE_DEVICES names. CUDA ignores what follows the first invalid name.

@@ -3,7 +3,6 @@ package local
 import (
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -13,15 +12,14 @@ func TestSampleGPUs(t *testing.T) {
 		"": nil, "-1": nil, "NoDevFiles": nil, "0": {"0"}, "GPU-1, MIG-2": {"GPU-1", "MIG-2"}, "1,-1,2": {"1"},
 	} {
 		for name, o := range map[string]Options{
-			"sampled":    {GPUProgram: "/ekg-gpu", GPUSamples: time.Minute},
-			"no program": {GPUSamples: time.Minute}, "off": {GPUProgram: "/ekg-gpu"},
+			"sampled": {GPUProgram: "/ekg-gpu"}, "no program": {},
 		} {
 			l := &Launcher{opts: o}
 			cfg := api.Config{Env: map[string]string{"CUDA_VISIBLE_DEVICES": visible}}
 			l.sampleGPUs(&cfg)
 			var expected api.GPUSamples
 			if name == "sampled" && want != nil {
-				expected = api.GPUSamples{Every: time.Minute, Devices: want}
+				expected = api.GPUSamples{Every: api.GPUSampleInterval, Devices: want}
 			}
 			if !reflect.DeepEqual(cfg.GPUSamples, expected) || (cfg.GPUProgram != "") != (expected.Every > 0) {
 				t.Errorf("%q, %s: got %+v with %q", visible, name, cfg.GPUSamples, cfg.GPUProgram)

@@ -74,9 +74,6 @@ type Options struct {
 	RuntimeDir string // for sockets, so short; "" for ekg in XDG_RUNTIME_DIR, or a private folder under the temp folder
 	Supervisor string // path of ekg-supervisor
 	GPUProgram string // absolute path of ekg-gpu; "": GPUs are not assigned, sampled or looked at for Cull.GPU
-	// GPUSamples is the time between two samples of the GPUs that a kernel's CUDA_VISIBLE_DEVICES names. 0, or no
-	// GPUProgram: there are no samples.
-	GPUSamples time.Duration
 
 	LogLimit   int64         // bound of one kernel's message log, in bytes; 0: it follows the free space of the disk
 	LogTotal   int64         // bound of all logs together, in bytes; 0: it follows the free space of the disk

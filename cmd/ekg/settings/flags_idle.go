@@ -47,12 +47,6 @@ var idleSettings = []Group{
 				"NVIDIA's driver is queried for at most 10 seconds of each --cull-interval",
 		},
 		{
-			Name: "gpu-samples", Env: []string{"EKG_GPU_SAMPLES"}, def: "10s",
-			value: limit(func(s *Settings) *time.Duration { return &s.Local.GPUSamples }),
-			Usage: "how often the memory and use of a kernel's NVIDIA GPUs are measured, for its model and for ekg usage; " +
-				"0: never. With --launcher local, the program ekg-gpu must lie beside ekg-supervisor",
-		},
-		{
 			Name: "cull-max-age", Env: []string{"EKG_CULL_MAX_AGE"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.MaxAge }),
 			Usage: "how old a kernel may become before it is culled, idle or not; 0: no limit",

@@ -135,6 +135,6 @@ func TokenPath(stateDir string) string { return filepath.Join(stateDir, "token")
 func (s *Settings) PodOptions(namespace string) podspec.Options {
 	o, l := s.Pods, &s.Local
 	o.Namespace = cmp.Or(o.Namespace, namespace)
-	o.LogLimit, o.StopGrace, o.Cull, o.GPUSamples = l.LogLimit, l.StopGrace, l.Cull, l.GPUSamples
+	o.LogLimit, o.StopGrace, o.Cull = l.LogLimit, l.StopGrace, l.Cull
 	return o
 }

@@ -13,6 +13,7 @@ var removed = map[string]string{
 		"kernelspec",
 	"cull-idle-max":           "change metadata.ekg.cull.idleTimeout of the kernelspec, which has no upper bound",
 	"drain-delay":             "a gateway in a cluster serves for 5s after SIGTERM, and others end at once",
+	"gpu-samples":             "GPUs are measured every 10s where ekg-gpu lies beside ekg-supervisor",
 	"home-limit":              "the limit is 10GiB; mount a volume as the home folder for more",
 	"keep-endings":            "the cluster keeps the reasons of ends for 7 days",
 	"kube-burst":              "a gateway sends at most 200 requests at once to the API server",

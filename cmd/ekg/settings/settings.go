@@ -53,7 +53,7 @@ type Settings struct {
 	Flavors    string
 	Launcher   string
 	Supervisor string
-	Local      local.Options // StateDir, the bounds of logs, StopGrace, Cull and GPUSamples are for pods too
+	Local      local.Options // StateDir, the bounds of logs, StopGrace and Cull are for pods too
 
 	Pods                podspec.Options // without what Local has
 	Kubeconfig          string

@@ -187,7 +187,7 @@ await check('the list, a GPU and its use, and the status bar', async () => {
   await train.finished(0);
   await panel.reads('train.ipynb', '60 %', 40);
   await panel.reads('train.ipynb', 'of 16 GiB');
-  await until(async () => await panel.row('train.ipynb').locator('.jp-ekg-curve').getAttribute('d'), 30, 'a curve');
+  await until(async () => await panel.row('train.ipynb').locator('.jp-ekg-curve').getAttribute('d'), 60, 'a curve');
   await page.locator('.jp-ekg-status').filter({ hasText: /GPU 60 %.*Idle.*Ends at/ }).waitFor({ timeout: 20000 });
 }, 120);
 

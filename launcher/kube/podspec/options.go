@@ -25,11 +25,10 @@ type Options struct {
 	// unless their kernelspec chooses by that label. Empty: any.
 	Architectures []string
 
-	LogLimit   int64         // bytes of a kernel's log; 0: as its volume and the node's free space allow
-	StopGrace  time.Duration // from the shutdown request to SIGTERM, and from SIGTERM to SIGKILL
-	Cull       api.Cull      // when a supervisor ends its kernel by itself
-	GPUSamples time.Duration // time between two samples of a kernel's GPUs; 0: there are no samples
-	Policy     *Policy       // nil: DefaultPolicy; not modified
+	LogLimit  int64         // bytes of a kernel's log; 0: as its volume and the node's free space allow
+	StopGrace time.Duration // from the shutdown request to SIGTERM, and from SIGTERM to SIGKILL
+	Cull      api.Cull      // when a supervisor ends its kernel by itself
+	Policy    *Policy       // nil: DefaultPolicy; not modified
 }
 
 func (o Options) withDefaults() Options {

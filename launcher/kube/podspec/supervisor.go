@@ -96,10 +96,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	case !gpus.nvidia() && len(gpus.Claims) == 0:
 		cfg.Cull.GPU = 0 // NVIDIA's driver knows no GPU of this pod
 	default:
-		cfg.GPUSamples.Every = b.o.GPUSamples
-		if cfg.Cull.GPU > 0 || cfg.GPUSamples.Every > 0 {
-			cfg.GPUProgram = gpuProgram
-		}
+		cfg.GPUSamples.Every, cfg.GPUProgram = api.GPUSampleInterval, gpuProgram
 	}
 	text, err := json.Marshal(cfg)
 	if err != nil {

@@ -21,6 +21,9 @@ type GPUUse struct {
 	Busy     time.Duration `json:"busy,omitempty"`     // nanoseconds
 }
 
+// GPUSampleInterval is the time between two samples of a kernel's GPUs.
+const GPUSampleInterval = 10 * time.Second
+
 // GPUSamples says which GPUs a supervisor samples. The zero value samples none. It needs Config.GPUProgram.
 type GPUSamples struct {
 	Every   time.Duration `json:"every,omitempty"`   // nanoseconds
