@@ -21,6 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -275,7 +276,8 @@ func (f *fakeSupervisor) kernel() {
 	}
 	cmd := exec.Command("sh", "-c", "sleep 1000 & exec sleep 1000")
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "EKG_KERNEL_ID=" + f.cfg.KernelID,
-		visibleVariable + "=" + f.cfg.Env[visibleVariable], memoryVariable + "=" + f.cfg.Env[memoryVariable]}
+		lend.VisibleVariable + "=" + f.cfg.Env[lend.VisibleVariable],
+		lend.MemoryVariable + "=" + f.cfg.Env[lend.MemoryVariable]}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		panic(err)

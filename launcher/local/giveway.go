@@ -28,7 +28,7 @@ func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
 	if len(warm) == 0 {
 		return
 	}
-	all, _, err := l.GPUs(l.ctx)
+	all, _, err := l.lender.Held(l.ctx)
 	if err != nil {
 		if l.ctx.Err() == nil {
 			l.log.Warn("warm kernels do not give way; this is tried again", logkey.Kernel, k.id, logkey.Err, err)
@@ -106,16 +106,10 @@ func (w *warmStore) WhyNot(kind warmKind) string {
 	if want == nil {
 		return ""
 	}
-	l.mu.Lock()
-	waits := false
-	for _, k := range l.kernels.ordered {
-		waits = waits || k.waiting != nil
-	}
-	l.mu.Unlock()
-	if waits {
+	if l.lender.Waits() {
 		return launcher.WaitsForGPU
 	}
-	all, _, err := l.GPUs(l.ctx)
+	all, _, err := l.lender.Held(l.ctx)
 	if err != nil {
 		return err.Error()
 	}

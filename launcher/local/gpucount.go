@@ -25,7 +25,7 @@ type gpuCounted struct {
 func (k *kernel) gpusHeldLocked() gpu.Amount {
 	st := &k.supervisor.Status
 	switch {
-	case !k.livesLocked(), k.waiting != nil, !k.supervisor.HasStatus, st.Started.IsZero(),
+	case !k.livesLocked(), k.place.Waits(), !k.supervisor.HasStatus, st.Started.IsZero(),
 		k.supervisor.SaysLocked(api.Dead):
 		return 0
 	case k.rec.GPUs > 0:

@@ -9,12 +9,13 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // ViewGPUs implements launcher.GPUViewer: this machine is the only node. It asks no driver.
 func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
-	held, reason, err := l.GPUs(ctx)
+	held, reason, err := l.lender.Held(ctx)
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
@@ -141,12 +142,10 @@ func (l *Launcher) holderOf(id, uuid string, amount float64) launcher.GPUHolder 
 func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 	rooms map[string]launcher.GPURoom, view launcher.GPUs, err error,
 ) {
-	select {
-	case <-l.listed:
-	default:
+	if !l.lender.Listed() {
 		return nil, view, nil
 	}
-	held, reason, err := l.GPUs(ctx)
+	held, reason, err := l.lender.Held(ctx)
 	if err != nil {
 		return nil, view, err
 	}
@@ -163,7 +162,7 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 		if f.None {
 			continue
 		}
-		want, err := wantOf(f)
+		want, err := lend.WantOf(f)
 		if err != nil {
 			rooms[f.Name] = launcher.GPURoom{} // it is for kernels in a cluster
 			continue

@@ -11,21 +11,11 @@ import (
 
 // GPUWaits implements launcher.GPUWaiter. It leaves out the kernels of jobs.
 func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
-	wants := map[string]devices.Want{}
-	var all []launcher.GPUWait
-	now := l.timing.now()
-	l.mu.Lock()
-	for _, k := range l.kernels.ordered {
-		if k.waiting != nil && k.rec.Want != nil && !k.rec.Job {
-			wants[k.id] = *k.rec.Want
-			all = append(all, launcher.GPUWait{Kernel: k.id, For: now.Sub(k.waiting.Since)})
-		}
-	}
-	l.mu.Unlock()
+	all := l.lender.People()
 	if len(all) == 0 {
 		return nil, nil
 	}
-	held, _, err := l.GPUs(ctx)
+	held, _, err := l.lender.Held(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -34,11 +24,12 @@ func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 		return nil, err
 	}
 	held = withoutWarm(held, warm)
-	for i := range all {
-		all[i].Holders = enough(wants[all[i].Kernel], held)
+	waits := make([]launcher.GPUWait, len(all))
+	for i, w := range all {
+		waits[i] = launcher.GPUWait{Kernel: w.Kernel, For: w.For, Holders: enough(w.Want, held)}
 	}
-	slices.SortFunc(all, launcher.LongestFirst)
-	return all, nil
+	slices.SortFunc(waits, launcher.LongestFirst)
+	return waits, nil
 }
 
 // enough returns the kernels whose end would each leave enough GPUs. There are none if enough are free already.

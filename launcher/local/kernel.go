@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -19,10 +19,11 @@ import (
 // found. It ends when the folder was removed; gone is set then. A later kernel with the same id is another entry.
 type kernel struct {
 	// Fixed.
-	id   string
-	dir  string
-	rec  record
-	turn chan struct{} // capacity 1: held while the folder is changed or the supervisor is found to have ended
+	id    string
+	dir   string
+	rec   record
+	place *lend.Place   // in the queue for GPUs; nil: it asks for none
+	turn  chan struct{} // capacity 1: held while the folder is changed or the supervisor is found to have ended
 
 	// Guarded by Launcher.mu.
 	supervisor  follow.Supervisor
@@ -35,15 +36,15 @@ type kernel struct {
 	seen        uint64          // the last rescan that has found the folder
 	upgradeNext time.Time       // before it the supervisor is not upgraded again
 	start       *start          // in progress; nil: it is over, or another gateway began it
-	waiting     *waiting        // for a GPU, without a supervisor; nil: it does not wait
 	unsure      bool            // it may begin to wait: another gateway was working on it at the last look
 	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {
-	return &kernel{id: rec.ID, dir: l.layout.kernel(rec.ID), rec: rec, turn: make(chan struct{}, 1),
-		supervisor: follow.NewSupervisor()}
+	dir := l.layout.kernel(rec.ID)
+	return &kernel{id: rec.ID, dir: dir, rec: rec, place: l.lender.Place(rec.ID, dir, rec.Want, rec.Job),
+		turn: make(chan struct{}, 1), supervisor: follow.NewSupervisor()}
 }
 
 // livesLocked reports whether a supervisor lives or will be started.
@@ -51,12 +52,12 @@ func (k *kernel) livesLocked() bool { return k.end == nil && k.gone == nil }
 
 // lookLocked reports whether no status stream tells what becomes of the kernel: callers reconcile it first.
 func (k *kernel) lookLocked() bool {
-	return k.end != nil || k.waiting != nil || k.unsure || k.supervisor.Unsupported != ""
+	return k.end != nil || k.place.Waits() || k.unsure || k.supervisor.Unsupported != ""
 }
 
 // hasAnswerLocked reports whether the kernel has a status, has ended, or cannot have a status.
 func (k *kernel) hasAnswerLocked() bool {
-	return k.supervisor.HasStatus || k.waiting != nil || k.supervisor.Unsupported != "" || !k.livesLocked()
+	return k.supervisor.HasStatus || k.place.Waits() || k.supervisor.Unsupported != "" || !k.livesLocked()
 }
 
 // tryTurn takes the turn if it is free.
@@ -141,10 +142,8 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 		return nil, false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
 	k = l.newKernel(rec)
-	if w, waits := l.seemsToWait(k); waits { // before any goroutine lends its GPU to another kernel
-		w.reason = unknownWait
-		k.waiting = &w
-		goroutines.Wake(l.lends)
+	if since, waits := l.layout.seemsToWait(k); waits { // before any goroutine lends its GPU to another kernel
+		k.place.Enter(since, nil)
 	}
 	l.mu.Lock()
 	l.addLocked(k)
@@ -204,7 +203,7 @@ func (l *Launcher) reachable(k *kernel) error {
 		return k.gone
 	case k.end != nil:
 		return &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: k.end.Reason, At: k.end.At}
-	case k.waiting != nil:
+	case k.place.Waits():
 		return launcher.ErrNoSupervisor
 	case k.supervisor.Unsupported != "":
 		return &launcher.UnsupportedError{Reason: k.supervisor.Unsupported}
@@ -243,14 +242,14 @@ func (k *kernel) describeLocked(d *launcher.Kernel) {
 		reason = k.end.Reason
 	}
 	k.supervisor.DescribeLocked(d, k.end != nil, reason)
-	if k.waiting != nil && k.end == nil {
-		d.Reason, d.Stale = k.waiting.reason, false // without a supervisor there is no newer status
+	if waits := k.place.Reason(); waits != "" && k.end == nil {
+		d.Reason, d.Stale = waits, false // without a supervisor there is no newer status
 	}
 }
 
 // supervisorAwayLocked reports whether a kernel that has not ended has no supervisor that answers.
 func (k *kernel) supervisorAwayLocked() bool {
-	return k.livesLocked() && k.waiting == nil && !k.supervisor.Streaming
+	return k.livesLocked() && !k.place.Waits() && !k.supervisor.Streaming
 }
 
 // readFailing returns why the kernel has no supervisor at present; "" if it has one, or if no reason is known.

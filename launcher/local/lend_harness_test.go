@@ -119,7 +119,7 @@ func (p *place) env(n int, name string) string {
 // held returns the GPUs with the numbers of their holders.
 func held(t *testing.T, l *Launcher) map[string][]int {
 	t.Helper()
-	all, _, err := l.GPUs(t.Context())
+	all, _, err := l.lender.Held(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 )
 
 // lenderKernels is how many kernels the gateways of TestLend_Random start and stop.
@@ -47,10 +48,10 @@ func lenderMain(state, runtime, program, seed string) int {
 		req := launcher.Request{ID: k, Owner: "ann", Spec: fakeSpec("fine"), Env: map[string]string{}}
 		switch random.IntN(6) { // an error is the other gateway's doing, or that of the test
 		case 0:
-			req.Env[gpusVariable] = "2"
+			req.Env[lend.CountVariable] = "2"
 			_, _, _ = l.Start(ctx, req)
 		case 1:
-			req.Env[gpusVariable] = "1"
+			req.Env[lend.CountVariable] = "1"
 			_, _, _ = l.Start(ctx, req)
 		case 2:
 			req.Flavor = &third
@@ -91,13 +92,13 @@ func users() (all []user) {
 			switch name {
 			case "EKG_KERNEL_ID":
 				u.kernel = value
-			case visibleVariable:
+			case lend.VisibleVariable:
 				visible = value
-			case memoryVariable:
+			case lend.MemoryVariable:
 				u.part = value != ""
 			}
 		}
-		for _, u.gpu = range heldGPUs(visible) {
+		for _, u.gpu = range lend.Visible(visible) {
 			all = append(all, u)
 		}
 	}

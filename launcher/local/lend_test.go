@@ -16,8 +16,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -43,13 +43,6 @@ func TestLend_Job(t *testing.T) {
 		wait(t, l, next, "running", isIdle)
 		wantHeld(t, l, map[string][]int{"GPU-a": {next}})
 	}
-	job, other := &kernel{rec: record{Job: true, Want: new(devices.Want)}}, &kernel{rec: record{Want: new(devices.Want)}}
-	waits := &Launcher{ctx: t.Context(), listed: l.listed, timing: realTiming(),
-		kernels: registry{ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}}
-	promised, promisedToJob := waits.promised(other), waits.promised(job)
-	if promised["GPU-b"] || !promisedToJob["GPU-b"] {
-		t.Errorf("a GPU for which a job waits is kept from another kernel: %v, from a job: %v", promised, promisedToJob)
-	}
 }
 
 // TestLend: a kernel gets a GPU of its own or waits for one. It starts when another has ended.
@@ -60,8 +53,8 @@ func TestLend(t *testing.T) {
 	first := p.mustStart(l, 1, "1")
 	p.mustStart(l, 2, "1")
 	p.start(l, 3, "fine") // it asks for none
-	if first.GPUs != gpu.One || p.env(1, visibleVariable) != "GPU-a" || p.env(2, visibleVariable) != "GPU-b" {
-		t.Errorf("%v GPUs, %q and %q", first.GPUs, p.env(1, visibleVariable), p.env(2, visibleVariable))
+	if first.GPUs != gpu.One || p.env(1, lend.VisibleVariable) != "GPU-a" || p.env(2, lend.VisibleVariable) != "GPU-b" {
+		t.Errorf("%v GPUs, %q and %q", first.GPUs, p.env(1, lend.VisibleVariable), p.env(2, lend.VisibleVariable))
 	}
 	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {2}})
 	for n := 4; n <= 5; n++ {
@@ -99,7 +92,7 @@ func TestLend(t *testing.T) {
 }
 
 // TestLend_Order: another gateway works on the first kernel that waits, and this one has never looked for a GPU for it.
-// It lends the GPU to no later kernel. A kernel that stays locked keeps the GPU for busyLimit only.
+// It lends the GPU to no later kernel. A kernel that stays locked keeps the GPU for lend.BusyLimit only.
 func TestLend_Order(t *testing.T) {
 	p := newPlace(t)
 	p.withGPUs(gpuJSON("GPU-a"))
@@ -125,13 +118,13 @@ func TestLend_Order(t *testing.T) {
 	wait(t, next, 1, "dead", isDead)
 	openGate()
 	poll.Until(t, "the dead kernel has no GPU", func() bool { return !slices.Contains(held(t, next)["GPU-a"], 1) })
-	next.startWaiting()
+	next.lender.Round()
 	wantHeld(t, next, map[string][]int{})
 	if k := p.mustStart(next, 4, "1"); !strings.HasPrefix(k.Reason, "it waits for a GPU: 0 of 1 are held") {
 		t.Errorf("a start that comes then is %+v", k)
 	}
 	wantHeld(t, next, map[string][]int{})
-	later.Store(int64(busyLimit))
+	later.Store(int64(lend.BusyLimit))
 	wait(t, next, 3, "running", isIdle)
 	wantHeld(t, next, map[string][]int{"GPU-a": {3}})
 	flock.Unlock(folder)
@@ -205,8 +198,8 @@ func TestLend_OtherGateway(t *testing.T) {
 				defer flock.Unlock(folder)
 			}
 			if tt.early {
-				file := filepath.Join(p.state, "kernels", id(2), waitFile)
-				hidden := filepath.Join(t.TempDir(), waitFile)
+				file := filepath.Join(p.state, "kernels", id(2), lend.WaitFile)
+				hidden := filepath.Join(t.TempDir(), lend.WaitFile)
 				if err := os.Rename(file, hidden); err != nil {
 					t.Fatal(err)
 				}
@@ -233,7 +226,7 @@ func TestLend_OtherGateway(t *testing.T) {
 					t.Errorf("a start that comes then is %+v", k)
 				}
 			}
-			l.startWaiting()
+			l.lender.Round()
 			if tt.locked {
 				wantHeld(t, l, map[string][]int{})
 				return
@@ -279,7 +272,7 @@ func TestLend_Refused(t *testing.T) {
 			}
 		})
 	}
-	if k := p.mustStart(l, 1, "0"); k.GPUs != 0 || p.env(1, visibleVariable) != "" {
+	if k := p.mustStart(l, 1, "0"); k.GPUs != 0 || p.env(1, lend.VisibleVariable) != "" {
 		t.Errorf("a kernel that wants none has %+v", k)
 	}
 }
@@ -293,7 +286,7 @@ func TestLend_NoDriver(t *testing.T) {
 		"it asks for a GPU, and this machine has none: the program ekg-gpu is not beside ekg-supervisor") {
 		t.Errorf("a start with a GPU: %v", err)
 	}
-	all, reason, err := l.GPUs(t.Context())
+	all, reason, err := l.lender.Held(t.Context())
 	if err != nil || len(all) != 0 || reason == "" {
 		t.Errorf("GPUs are %v, %q, %v", all, reason, err)
 	}
@@ -311,10 +304,10 @@ func TestLend_Shares(t *testing.T) {
 	half := p.mustStart(l, 1, "", halves)
 	p.mustStart(l, 2, "", halves)
 	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {2}}) // the one with the most left
-	if half.GPUs != gpu.One/2 || p.env(1, memoryVariable) != "8192000000" || p.env(1, mpsVariable) != "0=7812M" ||
-		p.env(1, jaxVariable) != "0.5" {
-		t.Errorf("half a GPU is %v with %s bytes, %s, %s", half.GPUs, p.env(1, memoryVariable), p.env(1, mpsVariable),
-			p.env(1, jaxVariable))
+	if half.GPUs != gpu.One/2 || p.env(1, lend.MemoryVariable) != "8192000000" ||
+		p.env(1, lend.MPSVariable) != "0=7812M" || p.env(1, lend.JAXVariable) != "0.5" {
+		t.Errorf("half a GPU is %v with %s bytes, %s, %s", half.GPUs, p.env(1, lend.MemoryVariable),
+			p.env(1, lend.MPSVariable), p.env(1, lend.JAXVariable))
 	}
 	k := p.mustStart(l, 3, "", flavored(flavor.Flavor{Name: "t4", GPU: &flavor.Devices{}}))
 	if !strings.HasPrefix(k.Reason, waitsForOne) || k.Flavor != "t4" {

@@ -73,10 +73,10 @@ func heldBy(rec record) launcher.Held {
 }
 
 // decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because
-// all that begin to count do so under this lock; see package changes. Memory may also have kernels that have ended unnoticed.
-// So a start is admitted by what memory has. Before it is refused, the folders of the kernels that count against the
-// limit are read, which takes some system calls for each. Which kernels live and which have ended is read at one
-// moment, so each is counted once.
+// all that begin to count do so under this lock; see package changes. Memory may also have kernels that have ended
+// unnoticed. So a start is admitted by what memory has. Before it is refused, the folders of the kernels that count
+// against the limit are read, which takes some system calls for each. Which kernels live and which have ended is read
+// at one moment, so each is counted once.
 func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	if err := l.catchUp(ctx); err != nil {
 		return err

@@ -2,7 +2,7 @@
 // launcher.Launcher. Each kernel has a supervisor. Supervisor and kernel are children of one small process, the parent,
 // which is in a session of its own and outlives the gateway. Everything that is known of a kernel is stored in one
 // folder. Begin with Open and Start (start.go), then folder.go, which writes the folder, reconcile.go, which compares
-// it with the processes, and lend.go, which starts kernels that wait for GPUs.
+// it with the processes, and lend.go, which starts kernels that wait for GPUs; package lend has their queue.
 //
 // A launcher holds in memory only what it has read in folders or received from supervisors. It reads a folder again
 // when it is opened, when a client names a kernel that it does not know, when the folder has changed, and at intervals.
@@ -36,11 +36,11 @@
 // whether the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
-// (package follow); lend (starts kernels that wait for GPUs); warmStore.keep (if there may be warm kernels); one per
-// Stop in progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this
+// (package follow); Lender.Run (starts kernels that wait for GPUs); warmStore.keep (if there may be warm kernels); one
+// per Stop in progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this
 // process has started. Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders,
-// Launcher.mu or gpusLock, and changes.Watcher.mu. While starts.lock is held, turns and folders of other kernels are
-// only tried.
+// Launcher.mu, and then Lender.mu or changes.Watcher.mu. While starts.lock is held, turns and folders of other kernels
+// are only tried.
 package local
 
 import (
@@ -58,9 +58,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
-	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -126,7 +125,7 @@ func realTiming() timing {
 		halfMade:    time.Minute,
 		firstRedial: 20 * time.Millisecond,
 		lastRedial:  5 * time.Second,
-		lendPause:   lendPause,
+		lendPause:   lend.Pause,
 		warmPause:   time.Second,
 		warmFinish:  10 * time.Second,
 		upgradeIdle: upgradeIdle,
@@ -152,22 +151,14 @@ type Launcher struct {
 	recountsSoon chan struct{} // capacity 1: the same, but not urgent
 	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
 	changes      *changes.Watcher
-	pool         *devices.Pool
-	lends        chan struct{} // capacity 1: a kernel waits for a GPU, or has given some back
+	lender       *lend.Lender
 	warm         *warmStore
 	logs         *logs.Shares
-	listed       chan struct{} // closed when gpus is set
 	cancel       context.CancelCauseFunc
 	ctx          context.Context // the launcher's own life, ended by Close
 
 	// Owned by maintain, and by Open before maintain starts.
 	reaper *os.File // reaper.lock while it is held
-
-	// Guarded by gpusLock, which is taken last.
-	gpusLock   sync.Mutex
-	gpus       *gpu.List // of this machine; nil: not known yet
-	gpusListed time.Time
-	gpusLogged string // what the log says about them
 
 	// Held while a folder is read or renamed and its kernel is added to kernels, so that both are one step.
 	folders sync.Mutex
@@ -202,10 +193,6 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool, err := poolOf(lay)
-	if err != nil {
-		return nil, fmt.Errorf("StateDir: %w", err)
-	}
 	dir, err := os.Getwd()
 	if err != nil {
 		dir = "/"
@@ -215,10 +202,14 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		Store: records.NewStore(filepath.Join(lay.state, "records")),
 		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
-		pool: pool, lends: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: newRegistry(),
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
+	}
+	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
+		Env: supervisorEnv(l.environ), Pause: tm.lendPause, Kernels: lending{l}, Now: tm.now, Log: l.log})
+	if err != nil {
+		return nil, fmt.Errorf("StateDir: %w", err)
 	}
 	l.warm, l.logs = newWarmStore(l), logs.NewShares(o.LogTotal, o.LogLimit)
 	l.measureDisk()
@@ -234,7 +225,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	}
 	l.takeReaper()
 	l.goroutines.Go(l.maintain)
-	l.goroutines.Go(l.lend)
+	l.goroutines.Go(l.lender.Run)
 	if o.Warm != nil {
 		l.goroutines.Go(l.warm.keep)
 	}

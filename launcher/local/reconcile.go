@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -55,10 +54,10 @@ func (l *Launcher) reconcile(k *kernel) liveness {
 }
 
 // reconcileBusy reconciles a kernel whose folder another gateway has locked. A kernel that seems to wait counts as
-// waiting, so that no later kernel gets its GPU. startWaiting looks again. The turn is held.
+// waiting, so that no later kernel gets its GPU. The Lender looks again. The turn is held.
 func (l *Launcher) reconcileBusy(k *kernel) liveness {
-	if w, waits := l.seemsToWait(k); waits {
-		l.markWaiting(k, w, nil)
+	if since, waits := l.layout.seemsToWait(k); waits {
+		l.markWaiting(k, since, nil)
 		return inLine
 	}
 	l.mu.Lock()
@@ -87,8 +86,8 @@ func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		end = nil
 	}
-	if w, waits := l.isWaiting(k); waits && end == nil {
-		l.markWaiting(k, w, nil)
+	if since, waits := k.place.Stored(); waits && end == nil {
+		l.markWaiting(k, since, nil)
 		return inLine, nil
 	}
 	l.mu.Lock()
@@ -203,7 +202,8 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	was := k.end
 	l.countGPUsLocked(k)
 	l.kernels.setEnd(k, end)
-	k.supervisor.Unsupported, k.waiting = "", nil
+	k.supervisor.Unsupported = ""
+	k.place.Leave()
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)
 	l.countCullLocked(k, end)
@@ -212,7 +212,7 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	}
 	l.mu.Unlock()
 	if was == nil {
-		goroutines.Wake(l.lends) // it has given its GPUs back
+		l.lender.Wake() // it has given its GPUs back
 		l.log.Info("kernel is dead", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, end.Reason)
 		l.recount()
 	}
@@ -224,7 +224,8 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	first := k.gone == nil
 	if first {
 		l.countGPUsLocked(k)
-		k.gone, k.waiting = why, nil
+		k.gone = why
+		k.place.Leave()
 		k.supervisor.LeaveLocked()
 		l.reportStartLocked(k)
 		k.supervisor.ChangedLocked()
@@ -232,7 +233,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	}
 	l.mu.Unlock()
 	if first {
-		goroutines.Wake(l.lends)
+		l.lender.Wake()
 		l.log.Info("kernel is gone", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Err, why)
 		l.recount()
 	}

@@ -14,11 +14,11 @@ import (
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -85,11 +85,8 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
-	l.mu.Lock()
-	waits := k.waiting != nil
-	l.mu.Unlock()
-	if waits {
-		goroutines.Wake(l.lends) // warm kernels may give way
+	if k.place.Waits() {
+		l.lender.Wake() // warm kernels may give way
 		return l.describe(k)
 	}
 	admitted := l.timing.now()
@@ -139,14 +136,14 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	}
 	defer k.giveTurn()
 	defer flock.Unlock(folder)
-	loan, err := l.borrowBehind(ctx, k, nil)
+	loan, err := l.lender.Lend(ctx, k.place, nil)
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		if err = l.beginWaiting(k, busy); err == nil {
 			return k, nil
 		}
 	case errors.As(err, new(*devices.NeverError)):
-		err = refused("%v", err)
+		err = &launcher.RefusedError{Reason: err.Error()}
 	case err == nil:
 		if err = l.launchWith(ctx, k, &cfg, loan); err == nil && loan != nil {
 			l.opts.Observer.GPUWaited(k.rec.Flavor, 0)
@@ -184,12 +181,12 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	if err != nil {
 		return fail(err)
 	}
-	gpus, err := l.gpusOf(req.Flavor, env)
+	gpus, err := l.lender.Wish(req.Flavor, env)
 	if err != nil {
 		return record{}, api.Config{}, err
 	}
-	if gpus.hide {
-		env[visibleVariable] = ""
+	if gpus.Hide {
+		env[lend.VisibleVariable] = ""
 	}
 	runDir := l.layout.runDir()
 	ext, err := req.Spec.Extension()
@@ -198,7 +195,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	}
 	rec := record{Protocol: api.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir,
-		Want: gpus.want, GPUs: gpus.size, Profile: req.Spec.Profile, Job: req.Job}
+		Want: gpus.Want, GPUs: gpus.Size, Profile: req.Spec.Profile, Job: req.Job}
 	if req.Flavor != nil {
 		rec.Flavor = req.Flavor.Name
 	}
@@ -223,7 +220,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
 	}
-	l.sampleGPUs(&cfg)
+	l.lender.Sample(&cfg)
 	return rec, cfg, nil
 }
 
@@ -363,12 +360,12 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer counted()
-	loan, err := l.borrowBehind(ctx, k, l.devicesBefore(k))
+	loan, err := l.lender.Lend(ctx, k.place, l.devicesBefore(k))
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		return l.beginWaiting(k, busy)
 	case errors.As(err, new(*devices.NeverError)):
-		return refused("%v", err)
+		return &launcher.RefusedError{Reason: err.Error()}
 	case err != nil:
 		return err
 	}

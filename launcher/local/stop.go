@@ -77,7 +77,7 @@ func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) er
 	}
 	defer k.giveTurn()
 	l.mu.Lock()
-	alive, already := k.end == nil && k.waiting == nil, k.gone
+	alive, already := k.end == nil && !k.place.Waits(), k.gone
 	l.mu.Unlock()
 	if already != nil {
 		return already

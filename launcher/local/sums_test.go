@@ -16,6 +16,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 )
 
 // countedByFolders returns the ids of all kernels that count for limits, by their folders alone. The lock on starts is
@@ -124,7 +125,7 @@ func TestSums_Random(t *testing.T) {
 			_, _, err = l.Start(t.Context(), req)
 			return "start", err
 		case 2:
-			req.Env[gpusVariable] = "2"
+			req.Env[lend.CountVariable] = "2"
 			_, _, err = l.Start(t.Context(), req)
 			return "start for GPUs", err
 		case 3:

@@ -459,7 +459,7 @@ func (w *warmStore) Create(ctx context.Context, kind warmKind) error {
 	}
 	defer k.giveTurn()
 	defer flock.Unlock(folder)
-	loan, err := l.borrowBehind(ctx, k, nil)
+	loan, err := l.lender.Lend(ctx, k.place, nil)
 	if err == nil {
 		err = l.launchWith(ctx, k, &cfg, loan)
 	}

@@ -46,7 +46,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	l, k := f.l, f.k
 	var end *api.Ending // of a kernel whose supervisor lingers
 	if st.State == api.Dead {
-		goroutines.Wake(l.lends) // it has given its GPUs back
+		l.lender.Wake() // it has given its GPUs back
 		var err error
 		if end, err = l.layout.readEnding(k.id); err != nil {
 			l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)

@@ -1,4 +1,4 @@
-// Package devices lends the GPUs of this machine to kernels. launcher/local calls Pool.Lend when a kernel starts. A GPU
+// Package devices lends the GPUs of this machine to kernels. launcher/local/lend calls Pool.Lend. A GPU
 // is lent by a lock (flock) on a file that the kernel's processes inherit. The system releases the lock when the last
 // of them has ended. So nothing has to be cleaned up, and all Pools with one folder agree, also those of other
 // programs.

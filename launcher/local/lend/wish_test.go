@@ -1,4 +1,4 @@
-package local
+package lend
 
 import (
 	"reflect"
@@ -7,16 +7,16 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-func TestSampleGPUs(t *testing.T) {
+func TestLender_Sample(t *testing.T) {
 	for visible, want := range map[string][]string{
 		"": nil, "-1": nil, "NoDevFiles": nil, "0": {"0"}, "GPU-1, MIG-2": {"GPU-1", "MIG-2"}, "1,-1,2": {"1"},
 	} {
 		for name, o := range map[string]Options{
-			"sampled": {GPUProgram: "/ekg-gpu"}, "no program": {},
+			"sampled": {Program: "/ekg-gpu"}, "no program": {},
 		} {
-			l := &Launcher{opts: o}
-			cfg := api.Config{Env: map[string]string{"CUDA_VISIBLE_DEVICES": visible}}
-			l.sampleGPUs(&cfg)
+			l := &Lender{opts: o}
+			cfg := api.Config{Env: map[string]string{VisibleVariable: visible}}
+			l.Sample(&cfg)
 			var expected api.GPUSamples
 			if name == "sampled" && want != nil {
 				expected = api.GPUSamples{Every: api.GPUSampleInterval, Devices: want}
