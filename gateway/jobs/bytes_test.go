@@ -58,3 +58,37 @@ func TestPieces_Bytes(t *testing.T) {
 		t.Errorf("4 cells write %d bytes, and 16 write %d", few, many)
 	}
 }
+
+// A job whose cell prints nothing writes only the gateway's lease, which is small. With output, its record is written
+// at the pace of the records.
+func TestLease_Writes(t *testing.T) {
+	const minutes = 2
+	for what, c := range map[string]struct {
+		kernel        *printer
+		writes, bytes int64 // a minute, at most
+	}{
+		"prints":   {newPrinter(240, 200_000/60), 24, 230_000},
+		"computes": {newPrinter(30, 1000), 12, 1000},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				records := &counting{MemoryRecords: &launchertest.MemoryRecords{}}
+				kernel := newPrinter(c.kernel.lines, c.kernel.width)
+				kernel.quiet = 240*time.Second - time.Duration(kernel.lines)*time.Second
+				m, end := kernel.newRunner(records)
+				id := submit(t, m, cells(1))
+				time.Sleep(time.Minute)
+				writes, bytes := records.writes.Load(), records.bytes.Load()
+				time.Sleep(minutes * time.Minute)
+				writes, bytes = records.writes.Load()-writes, records.bytes.Load()-bytes
+				t.Logf("%d writes and %d bytes a minute", writes/minutes, bytes/minutes)
+				if writes > c.writes*minutes || bytes > c.bytes*minutes {
+					t.Errorf("%d writes and %d bytes in %d minutes", writes, bytes, minutes)
+				}
+				time.Sleep(2 * time.Minute)
+				end()
+				wantState(t, m, id, Succeeded, "")
+			})
+		})
+	}
+}

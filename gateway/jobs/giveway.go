@@ -74,11 +74,8 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 			logkey.Took, w.For)
 		m.observer.JobGaveWay()
 		m.kernels.GaveWay(ctx, s.Author, s.Kernel)
-		m.mu.Lock()
-		h := m.holds[s.ID]
-		m.mu.Unlock()
-		if h != nil {
-			h.poke()
+		if h := m.hold(s.ID); h != nil {
+			h.end(errGaveWay)
 		}
 	}
 	return nil

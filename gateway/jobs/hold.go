@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -39,7 +38,6 @@ type hold struct {
 	ctx  context.Context // ends when the job is lost, or with Manager.Run
 	lose context.CancelCauseFunc
 	life context.Context // Manager.Run's
-	beat chan struct{}   // capacity 1: count now
 
 	stopping context.Context // ends when the end of the job is wanted, or of its attempt; see its cause
 	end      context.CancelCauseFunc
@@ -51,8 +49,7 @@ type hold struct {
 }
 
 func newHold(ctx context.Context, m *Manager, s stored) *hold {
-	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), life: ctx,
-		beat: make(chan struct{}, 1), s: s}
+	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), life: ctx, s: s}
 	h.stopping, h.end = context.WithCancelCause(context.Background())
 	h.ctx, h.lose = context.WithCancelCause(ctx)
 	h.mu.Lock()
@@ -74,8 +71,25 @@ func (h *hold) noteLocked() {
 	}
 }
 
-// poke makes the hold look at its record now.
-func (h *hold) poke() { goroutines.Wake(h.beat) }
+// see learns what others have changed in the record. version is what an open record was seen to have, and "" if there
+// is none. A record that is being written is left out: the write tells.
+func (h *hold) see(version string) {
+	if !h.mu.TryLock() {
+		return
+	}
+	defer h.mu.Unlock()
+	if h.s.version == version {
+		return
+	}
+	now, err := h.m.store.job(h.ctx, h.id)
+	switch {
+	case errors.Is(err, launcher.ErrNoRecord), err == nil && now.Holder != h.m.name:
+		h.lose(errLost)
+	case err == nil:
+		h.s = now
+		h.noteLocked()
+	}
+}
 
 // entry returns the record as this gateway knows it.
 func (h *hold) entry() entry {
@@ -116,31 +130,9 @@ func (h *hold) must(what string, change func(*entry)) error {
 	return retry(h.ctx, h.log, what, func() error { return h.update(h.ctx, change) })
 }
 
-// count proves to other gateways that this one lives, until ctx ends.
-func (h *hold) count(ctx context.Context) {
-	t := time.NewTicker(h.m.timing.beat)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		case <-h.beat:
-		}
-		if err := h.update(ctx, func(e *entry) { e.Beat++ }); err != nil && ctx.Err() == nil {
-			h.log.Warn("this gateway cannot renew its hold on a job", logkey.Err, err)
-		}
-	}
-}
-
 // work brings the job as far as possible, and then gives it back.
 func (h *hold) work() {
-	ctx, end := context.WithCancel(h.ctx)
-	var counting sync.WaitGroup
-	counting.Go(func() { h.count(ctx) })
 	err := h.steps()
-	end()
-	counting.Wait()
 	if err != nil && h.ctx.Err() == nil {
 		h.log.Error("a job cannot go on", logkey.Err, err)
 		h.fail(err)

@@ -19,15 +19,16 @@
 // stored before the kernel is started. A cell's request has the same id whichever gateway sends it, and the kernel's
 // supervisor accepts an id only once.
 //
-// A holder shows that it lives by a counter in the record. Another gateway takes the job if the counter has stood still
-// for leaseTime by its own clock; clocks of gateways are never compared. A holder that was frozen meanwhile cannot
-// store anything, because a record is replaced only if nobody else has changed it.
+// A gateway with jobs shows that it lives by its lease: a small record that it renews, one for all its jobs. Another
+// gateway takes a job if the holder's lease has stayed the same for timing.lease by its own clock; clocks of gateways
+// are never compared. A holder that was frozen meanwhile cannot store anything, because a job's record is replaced only
+// if no other gateway has changed it. It also sees at its next look at all jobs that it has lost the job.
 //
 // A Definition makes jobs by a schedule (package schedule), or on request. Each gateway makes what is due. The id of
 // such a job follows from the definition and the time, so all gateways together make one job for each time.
 //
 // Goroutines: the caller runs Manager.Run. It starts one for the schedules and one for each job that it holds, and
-// waits for all. Each of the latter has one that counts, and those of package notebook.
+// waits for all, and one that renews the lease. Those for jobs have those of package notebook.
 package jobs
 
 import (

@@ -91,8 +91,8 @@ func (e *TooManyError) Error() string { return e.text }
 // timing holds the durations that tests shorten.
 type timing struct {
 	scan  time.Duration // between two looks at all jobs
-	beat  time.Duration // between two counts of a holder
-	lease time.Duration // after which a holder that does not count is dead
+	beat  time.Duration // between two renewals of a lease
+	lease time.Duration // after which a holder that does not renew its lease is dead
 	again time.Duration // until a start that must wait is tried again
 	sweep time.Duration // between two looks for what nobody needs
 }
@@ -107,7 +107,8 @@ type Manager struct {
 	kernels Kernels
 	policy  Policy
 	log     *slog.Logger
-	name    string // of this gateway, as a holder
+	name    string // of this gateway, as a holder: no other process ever has it
+	lease   *lease
 	timing  timing
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
@@ -117,7 +118,7 @@ type Manager struct {
 	defined chan struct{} // capacity 1: Run looks at all definitions now
 
 	// Owned by Run.
-	orphans map[string]map[string]bool // notebooks that no job or definition named at the last sweep, by kind
+	orphans map[string]map[string]bool // what no job or definition named at the last sweep, by kind
 
 	view view
 
@@ -131,15 +132,16 @@ type Manager struct {
 // watched is what was last seen of another gateway's holding.
 type watched struct {
 	holder string
-	beat   uint64
+	lease  string // its version; "" if there is none, or if this gateway should hold the job and does not
 	since  time.Time
 }
 
 // New returns a manager whose jobs are records of keeper.
 func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog.Logger) *Manager {
+	name := uuid.NewString()
 	return &Manager{
 		store: store{keeper}, kernels: kernels, policy: policy, log: log.With(logkey.Component, "jobs"),
-		name: uuid.NewString(), timing: realTiming, observer: unobserved{},
+		name: name, lease: &lease{store: store{keeper}, name: name}, timing: realTiming, observer: unobserved{},
 		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
@@ -335,11 +337,8 @@ func (m *Manager) Stop(ctx context.Context, id string) (Job, error) {
 	if m.view.note(s.brief()); ended {
 		m.observeEnd(&s.Job)
 	}
-	m.mu.Lock()
-	h := m.holds[id]
-	m.mu.Unlock()
-	if h != nil {
-		h.poke()
+	if h := m.hold(id); h != nil {
+		h.end(errStopped)
 	}
 	m.look()
 	return s.Job, nil
@@ -376,9 +375,11 @@ func (m *Manager) look() { goroutines.Wake(m.wake) }
 // Run runs jobs until ctx ends. It then gives back the jobs that it holds, so that another gateway carries on at once.
 // Their cells go on.
 func (m *Manager) Run(ctx context.Context) {
+	defer m.endLease(ctx)
 	var working sync.WaitGroup
 	defer working.Wait()
 	working.Go(func() { m.fireSchedules(ctx) })
+	working.Go(func() { m.keepLease(ctx) })
 	swept := time.Now()
 	for {
 		if err := m.round(ctx, &working); err != nil && ctx.Err() == nil {

@@ -25,8 +25,9 @@ import (
 // supervisor does.
 type printer struct {
 	cluster
-	lines int // of a cell
-	width int // bytes of a line
+	lines int           // of a cell
+	width int           // bytes of a line
+	quiet time.Duration // for which a cell computes after its lines
 
 	lock sync.Mutex
 	log  []jupyter.Message
@@ -70,6 +71,7 @@ func (p *printer) run(m jupyter.Message) {
 		time.Sleep(time.Second)
 		p.say(m.Header, jupyter.IOPub, "stream", map[string]string{"name": "stdout", "text": p.line(c.Code, i)})
 	}
+	time.Sleep(p.quiet)
 	p.say(m.Header, jupyter.Shell, "execute_reply", map[string]string{"status": "ok"})
 	p.say(m.Header, jupyter.IOPub, "status", map[string]string{"execution_state": "idle"})
 }
@@ -190,7 +192,6 @@ func onlyNamed(t *testing.T, m *Manager, id string) {
 // newRunner returns a manager that runs cells in the printer until end is called.
 func (p *printer) newRunner(keeper launcher.RecordKeeper) (m *Manager, end func()) {
 	m = New(keeper, p, Policy{}, slog.New(slog.DiscardHandler))
-	m.timing.beat = time.Minute // the tests are about other writes
 	p.runs(m)
 	return m, started(m)
 }

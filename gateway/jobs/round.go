@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,16 +17,26 @@ import (
 // round looks at all jobs that have not ended, and takes those that no living gateway holds. A user's jobs start one
 // after the other, in their order: one that is about to start keeps those behind it waiting.
 func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
+	began, holds := time.Now(), m.holding()
 	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
 	if err != nil {
 		return err
 	}
+	leases, err := m.leases(ctx, all) // after the jobs: a gateway renews its lease before it takes a job
+	if err != nil {
+		return err
+	}
+	seen := map[string]string{}
+	for i := range all {
+		seen[all[i].ID] = all[i].version
+	}
+	for _, h := range holds {
+		h.see(seen[h.id])
+	}
 	m.view.replace(all, m.held)
 	blocked := map[string]bool{}
-	seen := map[string]bool{}
 	for i := range all {
 		s := &all[i]
-		seen[s.ID] = true
 		if s.State != Queued || s.GiveWay == "" {
 			m.mu.Lock()
 			delete(m.gave, s.ID) // of an earlier time: another gateway has held the job since
@@ -33,7 +45,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 		if s.ended() {
 			continue
 		}
-		mine, free := m.mayTake(s)
+		mine, free := m.mayTake(s, leases[s.Holder], began)
 		starts := s.State == Queued && s.Outcome == nil && !s.Stopping && !s.inKernel()
 		waits := m.waits(s.ID) || starts && blocked[s.Owner]
 		// A kernel that is being started and has a reason to wait is admitted: it waits for a GPU or a node.
@@ -53,8 +65,9 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 	return nil
 }
 
-// mayTake reports whether this gateway holds the job, and whether no living gateway does.
-func (m *Manager) mayTake(s *stored) (mine, free bool) {
+// mayTake reports whether this gateway holds the job, and whether no living gateway does. The holder's lease was read
+// after began.
+func (m *Manager) mayTake(s *stored, lease string, began time.Time) (mine, free bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.holds[s.ID] != nil {
@@ -65,11 +78,25 @@ func (m *Manager) mayTake(s *stored) (mine, free bool) {
 		return false, true
 	}
 	w := m.watched[s.ID]
-	if w == nil || w.holder != s.Holder || w.beat != s.Beat {
-		m.watched[s.ID] = &watched{s.Holder, s.Beat, time.Now()}
+	if w == nil || w.holder != s.Holder || w.lease != lease {
+		m.watched[s.ID] = &watched{s.Holder, lease, time.Now()}
 		return false, false
 	}
-	return false, time.Since(w.since) > m.timing.lease
+	return false, began.Sub(w.since) > m.timing.lease
+}
+
+// hold returns this gateway's hold on a job. It is nil if there is none.
+func (m *Manager) hold(id string) *hold {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.holds[id]
+}
+
+// holding returns what this gateway holds.
+func (m *Manager) holding() []*hold {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.holds))
 }
 
 // waits reports whether the start of a job has to wait longer.
@@ -80,21 +107,21 @@ func (m *Manager) waits(id string) bool {
 }
 
 // forget drops what is known of jobs that do not exist any more.
-func (m *Manager) forget(seen map[string]bool) {
+func (m *Manager) forget(seen map[string]string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id := range m.watched {
-		if !seen[id] {
+		if seen[id] == "" {
 			delete(m.watched, id)
 		}
 	}
 	for id := range m.gave {
-		if !seen[id] {
+		if seen[id] == "" {
 			delete(m.gave, id)
 		}
 	}
 	for id, until := range m.notYet {
-		if !seen[id] || time.Now().After(until) {
+		if seen[id] == "" || time.Now().After(until) {
 			delete(m.notYet, id)
 		}
 	}
@@ -103,7 +130,10 @@ func (m *Manager) forget(seen map[string]bool) {
 // take makes this gateway the job's holder, and works on the job in a goroutine. If another gateway was faster, it does
 // nothing.
 func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) error {
-	s.Holder, s.Beat = m.name, s.Beat+1
+	if err := m.lease.renew(ctx, m.timing.beat); err != nil {
+		return err
+	}
+	s.Holder = m.name
 	err := m.store.write(ctx, s)
 	if errors.Is(err, launcher.ErrRecordChanged) {
 		return nil

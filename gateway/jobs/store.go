@@ -20,6 +20,7 @@ import (
 const (
 	kindJob      = "jobs"          // entry, by the job's id
 	kindNotebook = "job-notebooks" // pieces: the notebook as it was submitted, and those of runs
+	kindLease    = "job-leases"    // by the name of a gateway; see lease
 )
 
 // form is the form of records and pieces that this build stores.
@@ -44,9 +45,7 @@ type entry struct {
 	Pending bool `json:"pending,omitempty"`
 
 	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
-	Beat   uint64 `json:"beat"`             // the holder counts it up while it lives
-
-	Source string `json:"source"` // piece with the notebook that was submitted
+	Source string `json:"source"`           // piece with the notebook that was submitted
 
 	// A notebook.State. Its pieces have their names behind the job's id.
 	Run     json.RawMessage `json:"run,omitempty"`     // of the present attempt; none: nothing was saved

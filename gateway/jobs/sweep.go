@@ -18,10 +18,11 @@ func (m *Manager) sweep(ctx context.Context) error {
 	}
 	slices.SortFunc(all, func(a, b stored) int { return b.Ended.Compare(a.Ended) })
 	kept := map[string]int{}
-	named := map[string]bool{}
+	named, holders := map[string]bool{}, map[string]bool{}
 	var failed []error
 	for i := range all {
 		s := &all[i]
+		holders[s.Holder] = true
 		ids, err := s.pieces()
 		if err != nil {
 			failed, damaged[s.ID] = append(failed, err), true
@@ -38,12 +39,13 @@ func (m *Manager) sweep(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(append(failed, m.sweepNotebooks(ctx, kindNotebook, named, damaged))...)
+	return errors.Join(append(failed, m.sweepUnnamed(ctx, kindNotebook, named, damaged),
+		m.sweepUnnamed(ctx, kindLease, holders, nil))...)
 }
 
-// sweepNotebooks removes notebooks that no record named at two sweeps: a notebook is stored before a record names it.
-// Those of a damaged record stay.
-func (m *Manager) sweepNotebooks(ctx context.Context, kind string, named, damaged map[string]bool) error {
+// sweepUnnamed removes notebooks and leases that no record named at two sweeps: they are stored before a record names
+// them. Those of a damaged record stay.
+func (m *Manager) sweepUnnamed(ctx context.Context, kind string, named, damaged map[string]bool) error {
 	ids, err := m.store.keeper.RecordIDs(ctx, kind)
 	if err != nil {
 		return err
@@ -60,7 +62,7 @@ func (m *Manager) sweepNotebooks(ctx context.Context, kind string, named, damage
 		}
 		if err := m.store.keeper.RemoveRecord(ctx, kind, id); err != nil {
 			orphans[id] = true
-			failed = append(failed, fmt.Errorf("notebook %s: %w", id, err))
+			failed = append(failed, fmt.Errorf("%s %s: %w", kind, id, err))
 		}
 	}
 	m.orphans[kind] = orphans
@@ -77,5 +79,5 @@ func (m *Manager) sweepDefinitions(ctx context.Context) error {
 	for i := range all {
 		named[all[i].Source] = true
 	}
-	return m.sweepNotebooks(ctx, kindDefinitionNotebook, named, damaged)
+	return m.sweepUnnamed(ctx, kindDefinitionNotebook, named, damaged)
 }

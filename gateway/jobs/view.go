@@ -193,9 +193,7 @@ func (m *Manager) States() (states map[State]int, ok bool) {
 
 // held returns what this gateway knows of a job that it holds.
 func (m *Manager) held(id string) (Brief, bool) {
-	m.mu.Lock()
-	h := m.holds[id]
-	m.mu.Unlock()
+	h := m.hold(id)
 	if h == nil {
 		return Brief{}, false
 	}

@@ -40,6 +40,7 @@ func Records(t *testing.T, a, b launcher.RecordKeeper) {
 		t.Errorf("a record of another kind: %v", err)
 	}
 	countTogether(t, a, b)
+	watch(t, a, b)
 	settle(t, a, b)
 	first.Data = []byte("late")
 	if _, err := a.ReplaceRecord(ctx, first); !errors.Is(err, launcher.ErrRecordChanged) {
@@ -65,6 +66,32 @@ func Records(t *testing.T, a, b launcher.RecordKeeper) {
 		if _, err := a.CreateRecord(ctx, launcher.Record{Kind: "test", ID: id}); err == nil {
 			t.Errorf("a record has the id %q", id)
 		}
+	}
+}
+
+// watch checks that the list of one launcher shows each change that the other makes by another version. A version is
+// not used again.
+func watch(t *testing.T, a, b launcher.RecordKeeper) {
+	t.Helper()
+	ctx := limited(t)
+	r, err := a.CreateRecord(ctx, launcher.Record{Kind: "lease", ID: "one", Data: []byte("0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]bool{}
+	for i := range 5 {
+		all, err := b.Records(ctx, "lease")
+		if err != nil || len(all) != 1 || all[0].Version != r.Version || r.Version == "" || versions[r.Version] {
+			t.Errorf("after %d changes to version %q: %+v, %v", i, r.Version, all, err)
+		}
+		versions[r.Version] = true
+		r.Data = []byte{'1' + byte(i)}
+		if r, err = a.ReplaceRecord(ctx, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.RemoveRecord(ctx, "lease", "one"); err != nil {
+		t.Error(err)
 	}
 }
 
