@@ -14,7 +14,8 @@ func events(name, result string, lines ...string) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	add := func(action, output string) {
-		if err := enc.Encode(map[string]string{"Action": action, "Package": "p", "Test": name, "Output": output}); err != nil {
+		e := map[string]string{"Action": action, "Package": "p", "Test": name, "Output": output}
+		if err := enc.Encode(e); err != nil {
 			panic(err)
 		}
 	}
