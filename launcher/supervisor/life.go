@@ -278,8 +278,13 @@ func (s *Supervisor) explainSilence() bool {
 // waits for that first. A kernel knows the supervisor by its identity. It answers earlier requests to a new connection
 // with the same identity.
 func (l *life) reconnect(ctx context.Context, err error) {
-	if waitFor(l.proc.Done(), process.OutputGrace) ||
-		l.proc.Unreachable() && waitFor(l.proc.Done(), child.ReturnLimit+process.OutputGrace) {
+	if waitFor(l.proc.Done(), process.OutputGrace) {
+		return
+	}
+	if l.proc.Unreachable() { // it ends, or its child returns; operations do not wait for that
+		again := make(chan error, 1)
+		time.AfterFunc(process.OutputGrace, func() { again <- err })
+		l.broken = again
 		return
 	}
 	endSilentListener(l.proc)

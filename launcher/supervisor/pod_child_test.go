@@ -200,7 +200,7 @@ func TestPod_Hostile(t *testing.T) {
 			}
 		})
 	}
-	c.result(c.execute("sleep " + (child.ReturnLimit + 2*drainLimit).String())) // long enough to give up a lost kernel
+	c.result(c.execute("sleep " + (child.ReasonLimit + drainLimit).String())) // long enough to give up a lost kernel
 	if st := p.until("idle", func(st api.Status) bool { return st.State == api.Idle }); st.Epoch != 1 {
 		t.Errorf("the kernel has died: %+v", st)
 	}

@@ -366,6 +366,9 @@ func TestPod_Terminated(t *testing.T) {
 func TestPod_Ended(t *testing.T) {
 	p := startPod(t, nil).ready()
 	p.child.kill()
+	if err := p.client().SetWaiting(t.Context(), api.Waiting{Class: api.DiedClass, Text: "lost", Version: 1}); err != nil {
+		t.Fatal(err)
+	}
 	p.until("restarting", func(st api.Status) bool { return st.State == api.Restarting })
 	if err := p.client().Stop(t.Context(), "because"); err != nil {
 		t.Fatal(err)

@@ -22,9 +22,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
-// ReturnLimit is how long a container may be silent before its kernel counts as lost. In this time a living child dials
-// again, or the cluster reports why a dead one does not.
+// ReturnLimit is how long a child may be away before its kernel counts as lost. A living child dials again in this time.
 const ReturnLimit = 2 * time.Second
+
+// ReasonLimit takes the place of ReturnLimit in a pod, where the cluster reports why a container has ended. The kubelet
+// looks at its containers once a second, and takes longer on a busy node.
+const ReasonLimit = 10 * time.Second
 
 const (
 	maxLinks      = 4                    // connections to the child's socket at one time
@@ -313,7 +316,7 @@ func (c *Container) Connected() bool {
 func (c *Container) Changed() <-chan struct{} { return c.changed }
 
 // SetEndReason notes the cluster's reason for the container's end. It applies to an end that was noticed less than
-// ReturnLimit before, or will be noticed within ReturnLimit.
+// ReasonLimit before, or will be noticed within ReturnLimit.
 func (c *Container) SetEndReason(text string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

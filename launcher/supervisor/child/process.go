@@ -10,7 +10,7 @@ import (
 )
 
 // Process is a kernel's process in another container. It ends when the child reports its end, or when the child is gone
-// for longer than ReturnLimit. All methods may be called at any time and concurrently.
+// for longer than ReturnLimit, or ReasonLimit in a pod. All methods may be called at any time and concurrently.
 type Process struct {
 	// Fixed.
 	c        *Container
@@ -81,7 +81,11 @@ func (p *Process) loseLocked() {
 		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true, LostReason: p.c.reason})
 		return
 	}
-	p.loss = time.AfterFunc(ReturnLimit, func() {
+	limit := ReturnLimit
+	if p.c.opts.Place == process.InContainer {
+		limit = ReasonLimit
+	}
+	p.loss = time.AfterFunc(limit, func() {
 		p.c.mu.Lock()
 		defer p.c.mu.Unlock()
 		if p.loss != nil {
@@ -170,8 +174,7 @@ func (p *Process) Kill() {
 	})
 }
 
-// Unreachable reports whether no child has the process. Done is closed within ReturnLimit then, unless the child
-// returns.
+// Unreachable reports whether no child has the process. Done is closed soon then, unless the child returns.
 func (p *Process) Unreachable() bool {
 	p.c.mu.Lock()
 	defer p.c.mu.Unlock()
