@@ -81,9 +81,13 @@ def assert_through_gateway(kernel_id, env_id=None):
 
     Several of these libraries start a local kernel by default, and then every check would pass without the gateway.
     """
-    model = rest(f"/api/kernels/{kernel_id}")
+    def connected():  # one gateway of several learns of a connection to another from the kernel's supervisor
+        model.update(rest(f"/api/kernels/{kernel_id}"))
+        return model["connections"] >= 1
+
+    model = {}
+    wait_for(f"a client is connected to {kernel_id}", 10, connected)
     assert model["id"] == kernel_id, model
-    assert model["connections"] >= 1, f"no client is connected to {model}"
     if env_id is not None and not STAND_IN:
         assert env_id == kernel_id, f"the kernel says it is {env_id!r}, the gateway that it is {kernel_id!r}"
     return model

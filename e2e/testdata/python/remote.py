@@ -8,6 +8,10 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 
 import checks
 
+# A kernel client that waits for its kernel asks its manager each second whether the kernel is alive, by this method.
+# GatewayKernelManager has only is_alive. jupyter_client's own method fails there, because no process is this machine's.
+managers.GatewayKernelManager._async_is_alive = managers.GatewayKernelManager.is_alive
+
 # Added to the address of new websockets. GatewayKernelClient itself sends no session id.
 query = ""
 
