@@ -136,68 +136,74 @@ func (m *kernelModel) equal(o *kernelModel) bool {
 		(m.SharedWith == nil) == (o.SharedWith == nil) && slices.Equal(m.SharedWith, o.SharedWith)
 }
 
-// modelsKept is how long an unused text is kept at least. It is kept for twice that at most.
+// modelsKept is how long the texts of an unused list are kept at least. They are kept for twice that at most.
 const modelsKept = time.Minute
 
-// modelTexts holds the texts of models as the owners of their kernels see them. Encoding a model takes longer than all
-// else that a list does with it. A text is used only for a model that equals its own, so it is never older than the
-// list. It may be used concurrently.
+// modelTexts holds the texts of each caller's last list, in its order. Callers who see all kernels share one. Encoding a
+// model takes longer than all else that a list does with it. A text is used only for a model that equals its own, so it
+// is never older than the list. It may be used concurrently.
 type modelTexts struct {
 	mu      sync.Mutex
-	now     map[string]*modelText // guarded by mu; by kernel
-	before  map[string]*modelText // guarded by mu; those that were used in the minute before
-	changed time.Time             // guarded by mu; when now became before
+	now     map[string][]*modelText // guarded by mu; by caller
+	before  map[string][]*modelText // guarded by mu; those that were used in the minute before
+	changed time.Time               // guarded by mu; when now became before
 }
 
-// find returns the text of a kernel, or nil.
-func (t *modelTexts) find(id string) *modelText {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if text := t.now[id]; text != nil {
-		return text
-	}
-	text := t.before[id]
-	if text != nil {
-		t.now[id] = text
-	}
-	return text
-}
-
-// age forgets the texts that were not used for modelsKept. Each list calls it first.
-func (t *modelTexts) age() {
+// last returns the texts of a caller's last list. It forgets those that were not used for modelsKept.
+func (t *modelTexts) last(caller string) []*modelText {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.now == nil || time.Since(t.changed) >= modelsKept {
-		t.now, t.before, t.changed = make(map[string]*modelText, len(t.now)), t.now, time.Now()
+		t.now, t.before, t.changed = make(map[string][]*modelText, len(t.now)), t.now, time.Now()
 	}
+	if texts, there := t.now[caller]; there {
+		return texts
+	}
+	return t.before[caller]
 }
 
-// textsFor returns the texts of those kernels that the caller may see.
+// keep keeps the texts of a caller's list, which are not modified, for the next one.
+func (t *modelTexts) keep(caller string, texts []*modelText) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.now[caller] = texts
+}
+
+// textsFor returns the texts of those kernels that the caller may see. The kernels are in the launcher's order.
 func (ms *models) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*modelText, error) {
-	ms.texts.age()
+	caller := who.Name
+	if who.SeesAll() {
+		caller = ""
+	}
+	last := ms.texts.last(caller)
 	texts := make([]*modelText, 0, len(kernels))
 	for i := range kernels {
 		k := &kernels[i]
 		if !who.Owns(k.Owner) && !who.Sees(*k) {
 			continue
 		}
-		text, err := ms.textFor(who, k)
+		for len(last) > 0 && launcher.CompareCreation(last[0].times[0], last[0].model.ID, k.Created, k.ID) < 0 {
+			last = last[1:] // its kernel has gone
+		}
+		var before *modelText
+		if len(last) > 0 && last[0].model.ID == k.ID {
+			before, last = last[0], last[1:]
+		}
+		text, err := ms.textFor(who, k, before)
 		if err != nil {
 			return nil, err
 		}
 		texts = append(texts, text)
 	}
+	ms.texts.keep(caller, texts)
 	return texts, nil
 }
 
-// textFor returns the text of a kernel's model as the caller may see it.
-func (ms *models) textFor(who kernels.Caller, k *launcher.Kernel) (*modelText, error) {
+// textFor returns the text of a kernel's model as the caller may see it: the one of before, if that is right still.
+func (ms *models) textFor(who kernels.Caller, k *launcher.Kernel, before *modelText) (*modelText, error) {
 	m, at := ms.untimed(who, k), timesOf(k)
-	kept := who.Owns(k.Owner) // others see less, and are few
-	if kept {
-		if text := ms.texts.find(k.ID); text != nil && text.times == at && text.model.equal(&m) {
-			return text, nil
-		}
+	if before != nil && before.times == at && before.model.equal(&m) {
+		return before, nil
 	}
 	text := &modelText{model: m, times: at}
 	text.model.SharedWith = slices.Clone(m.SharedWith) // the launcher may change its own
@@ -207,10 +213,5 @@ func (ms *models) textFor(who kernels.Caller, k *launcher.Kernel) (*modelText, e
 		return nil, err
 	}
 	text.sum = maphash.Bytes(eventSeed, text.text)
-	if kept {
-		ms.texts.mu.Lock()
-		defer ms.texts.mu.Unlock()
-		ms.texts.now[k.ID] = text
-	}
 	return text, nil
 }

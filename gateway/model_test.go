@@ -85,9 +85,11 @@ func TestModelTexts_Changes(t *testing.T) {
 	k.SharedToUse = true
 	try("SharedToUse", k)
 	// The texts of the base are found, or nothing above is tested.
-	first, err := g.models.textFor(callers[1], &base)
-	if again, _ := g.models.textFor(callers[2], &base); err != nil || first != again || shown < 30 {
-		t.Errorf("%p and %p, %d changes were shown: %v", first, again, shown, err)
+	for _, who := range callers {
+		first, err := g.models.textsFor(who, []launcher.Kernel{base})
+		if again, _ := g.models.textsFor(who, []launcher.Kernel{base}); err != nil || first[0] != again[0] || shown < 30 {
+			t.Errorf("for %q %p and %p, %d changes were shown: %v", who.Name, first[0], again[0], shown, err)
+		}
 	}
 }
 
@@ -156,20 +158,19 @@ func TestModelTexts_Time(t *testing.T) {
 		if after := listed(t, g, who, k); after == before || after != encoded(t, g, who, k) {
 			t.Errorf("first %s\nthen %s", before, after)
 		}
-		kept, err := g.models.textFor(who, &k)
+		kept, err := g.models.textsFor(who, []launcher.Kernel{k})
 		for range 3 {
 			time.Sleep(modelsKept)
-			g.models.texts.age()
-			if again, err := g.models.textFor(who, &k); err != nil || again != kept {
+			if again, err := g.models.textsFor(who, []launcher.Kernel{k}); err != nil || again[0] != kept[0] {
 				t.Errorf("a text in use was made again: %v", err)
 			}
 		}
 		for range 2 {
 			time.Sleep(modelsKept)
-			g.models.texts.age()
+			g.models.texts.last("ann") // the list of another caller
 		}
-		if err != nil || g.models.texts.find(idA) != nil {
-			t.Errorf("an unused text is kept: %v", err)
+		if err != nil || g.models.texts.last("") != nil {
+			t.Errorf("the texts of an unused list are kept: %v", err)
 		}
 	})
 }
@@ -232,6 +233,16 @@ func TestModelTexts_Again(t *testing.T) {
 		if (text == texts[i]) != (i != 500) {
 			t.Errorf("kernel %d: the same text is %v", i, text == texts[i])
 		}
+	}
+	// Some have gone since, and there is one more.
+	fewer := slices.Delete(slices.Clone(kernels), 100, 300)
+	fewer = append(fewer, launcher.Kernel{ID: idB, Created: fewer[len(fewer)-1].Created.Add(time.Second)})
+	third, err := g.models.textsFor(who, fewer)
+	if err != nil || len(third) != len(fewer) {
+		t.Fatalf("%d texts, %v", len(third), err)
+	}
+	if !slices.Equal(third[:len(third)-1], slices.Delete(again, 100, 300)) {
+		t.Error("some texts were made again")
 	}
 }
 
