@@ -20,7 +20,7 @@ func Time(t, now time.Time) time.Time {
 //
 // The wall clock may have stepped since. So the time from the save until now is measured by the clock since boot, which
 // both supervisors share. After a boot that clock is younger. It then shows less time than has passed, or none, so that
-// no kernel is ended early. The state of an older release has only wall times.
+// no kernel is ended early.
 type Past struct {
 	Now     time.Time // of this supervisor
 	savedAt time.Time
@@ -29,9 +29,6 @@ type Past struct {
 
 // NewPast returns the Past of a kernel's saved use. sinceBoot is now by the clock that SinceBoot has shown.
 func NewPast(u Use, now time.Time, sinceBoot time.Duration) Past {
-	if u.SavedAt.IsZero() {
-		return Past{Now: now, savedAt: now}
-	}
 	p := Past{Now: now, savedAt: u.SavedAt, since: max(0, sinceBoot-u.SinceBoot)}
 	if shown := now.Sub(u.SavedAt); (p.since - shown).Abs() < clockStep {
 		p.since = shown

@@ -47,8 +47,8 @@ type State struct {
 // LastActivity, KeepUntil and CellBegan are as the wall clock showed them. A step of the wall clock does not change the
 // distance between SavedAt and the other times.
 type Use struct {
-	SavedAt   time.Time     `json:"saved_at,omitzero"` // zero: an older release has saved it
-	SinceBoot time.Duration `json:"since_boot"`        // proctree.SinceBoot at SavedAt
+	SavedAt   time.Time     `json:"saved_at"`
+	SinceBoot time.Duration `json:"since_boot"` // proctree.SinceBoot at SavedAt
 
 	Started   time.Time `json:"started"`
 	IdleSince time.Time `json:"idle_since"`
