@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -220,7 +221,7 @@ func TestAccess_Ended(t *testing.T) {
 	} {
 		for _, query := range []string{"?culled=1", "?culled=true", "?culled=1&culled=0&x=y"} {
 			ids := []string{}
-			for _, m := range decode[[]endedModel](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
+			for _, m := range decode[[]kernels.Ended](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
 				ids = append(ids, m.ID)
 			}
 			if !slices.Equal(ids, want) {
@@ -229,8 +230,8 @@ func TestAccess_Ended(t *testing.T) {
 		}
 	}
 	for user, want := range map[string]int{"ann": 1, "bob": 2, "rita": 0, "root": 4} {
-		all := decode[[]endedModel](t, g.do("GET", "/api/kernels?ended=1", "", as(user)).want(t, 200, ""))
-		wrong := func(m endedModel) bool { return (m.ID == died) != (m.CulledAt == "") }
+		all := decode[[]kernels.Ended](t, g.do("GET", "/api/kernels?ended=1", "", as(user)).want(t, 200, ""))
+		wrong := func(m kernels.Ended) bool { return (m.ID == died) != (m.CulledAt == "") }
 		if len(all) != want || slices.ContainsFunc(all, wrong) {
 			t.Errorf("ended kernels of %s: %+v", user, all)
 		}

@@ -60,6 +60,7 @@ func TestGPUs(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) {
 		o.Launcher = &viewingLauncher{o.Launcher.(*fakeLauncher), view}
 	})
+	const missingForUsers = "The view is incomplete; admins see why."
 	const totals = `[{"resource":"aliyun.com/gpu-mem","unit":"GiB","total":28,"held":12,"measured":8,"busy":4,` +
 		`"unhealthy":14,"warm":1}]`
 	for _, who := range []struct {

@@ -3,13 +3,11 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"math"
 	"net/http"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -50,7 +48,11 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 		switch v := r.URL.Query().Get(name); v {
 		case "", "0", "false":
 		case "1", "true":
-			return g.listEnded(ctx, w, r.Who, name == "culled")
+			ended, err := g.kernels.Ended(ctx, r.Who, name == "culled")
+			if err != nil {
+				return err
+			}
+			return writeJSON(w, http.StatusOK, ended)
 		default:
 			return refuse(http.StatusBadRequest, "The parameter %s is not 1 or 0.", name)
 		}
@@ -98,47 +100,17 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 	return writeJSON(w, http.StatusOK, g.models.modelFor(r.Who, &k))
 }
 
-// endedModel is the model of a kernel that was culled or died.
-type endedModel struct {
-	ID       string `json:"id"`
-	Name     string `json:"name"`
-	Owner    string `json:"owner,omitempty"` // absent if the gateway has no users
-	Reason   string `json:"reason"`
-	EndedAt  string `json:"ended_at"`
-	CulledAt string `json:"culled_at,omitempty"` // EndedAt, if it was culled
-
-	// Its usage since it was started; absent if unknown.
-	StartedAt  string     `json:"started_at,omitempty"`
-	Seconds    int64      `json:"seconds,omitempty"`
-	GPUs       gpu.Amount `json:"gpus,omitempty"`
-	GPUSeconds int64      `json:"gpu_seconds,omitempty"`
-}
-
-// listEnded lists the caller's own kernels that were culled or died in the last days, or only the culled ones.
-func (g *Gateway) listEnded(ctx context.Context, w http.ResponseWriter, who kernels.Caller, culled bool) error {
-	all, err := g.opts.Launcher.Ended(ctx)
+// getTimeline answers with a kernel's life.
+func (g *Gateway) getTimeline(w http.ResponseWriter, r *call) error {
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
-	models := make([]endedModel, 0, len(all))
-	for _, e := range all {
-		if !who.Owns(e.Owner) || culled && !e.Culled {
-			continue
-		}
-		m := endedModel{ID: e.ID, Name: e.SpecName, Reason: e.Reason, EndedAt: api.Timestamp(e.At), Seconds: e.Seconds,
-			GPUs: e.GPUs, GPUSeconds: int64(math.Round(e.GPUs.Float() * float64(e.Seconds)))}
-		if !who.Sole {
-			m.Owner = e.Owner
-		}
-		if e.Culled {
-			m.CulledAt = m.EndedAt
-		}
-		if !e.Started.IsZero() {
-			m.StartedAt = api.Timestamp(e.Started)
-		}
-		models = append(models, m)
+	t, err := g.kernels.Timeline(r.Context(), &r.Act, id)
+	if err != nil {
+		return err
 	}
-	return writeJSON(w, http.StatusOK, models)
+	return writeJSON(w, http.StatusOK, t)
 }
 
 func (g *Gateway) deleteKernel(w http.ResponseWriter, r *call) error {
@@ -184,14 +156,11 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	}
 	model, ok := readModel(answer, id)
 	if !ok {
-		return errNoModel
+		return kernels.ErrNoModel
 	}
 	g.models.complete(&model, r.Who, &k)
 	return writeJSON(w, http.StatusOK, model)
 }
-
-var errNoModel = &problem{status: http.StatusServiceUnavailable,
-	message: "The kernel's supervisor gave an invalid answer."}
 
 // readModel reads a kernel model. The gateway encodes it again, since the supervisor runs beside user code, and front
 // ends reject a whole list for one invalid member.

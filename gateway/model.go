@@ -139,9 +139,9 @@ func (m *kernelModel) equal(o *kernelModel) bool {
 // modelsKept is how long the texts of an unused list are kept at least. They are kept for twice that at most.
 const modelsKept = time.Minute
 
-// modelTexts holds the texts of each caller's last list, in its order. Callers who see all kernels share one. Encoding a
-// model takes longer than all else that a list does with it. A text is used only for a model that equals its own, so it
-// is never older than the list. It may be used concurrently.
+// modelTexts holds the texts of each caller's last list, in its order. Callers who see all kernels share one. Encoding
+// a model takes longer than all else that a list does with it. A text is used only for a model that equals its own, so
+// it is never older than the list. It may be used concurrently.
 type modelTexts struct {
 	mu      sync.Mutex
 	now     map[string][]*modelText // guarded by mu; by caller

@@ -119,7 +119,7 @@ func (g *Gateway) changeKeepUntil(_ kernels.Caller, raw json.RawMessage) (change
 		}
 		model, ok := readModel(answer, id)
 		if !ok {
-			return nil, errNoModel
+			return nil, kernels.ErrNoModel
 		}
 		g.log.Info("kernel is kept", logkey.Kernel, id, logkey.Until, model.KeepUntil, logkey.Request, r.ID)
 		return &model, nil

@@ -183,20 +183,15 @@ func (s secrets) copyHeaders(to, from http.Header, names []string) {
 	}
 }
 
-// errNoRoute is the answer 404 of a supervisor.
-var errNoRoute = errors.New("its answer has status 404")
-
 // supervisorProblem turns an answer that is not a success into an error. An error that is meant for the client stays as
 // it is. All others are faults of gateway or supervisor, and may be temporary.
 func supervisorProblem(status int, body []byte) error {
 	undelivered := &kernels.UndeliveredError{Err: fmt.Errorf("its answer has status %d", status)}
 	switch {
 	case status < 400, status == http.StatusUnauthorized, status == http.StatusMisdirectedRequest,
-		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599:
+		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599,
+		status == http.StatusNotFound: // the supervisor is about to end; only the launcher knows whether the kernel exists
 		return undelivered
-	case status == http.StatusNotFound:
-		// The supervisor is about to end, or is older; only the launcher knows whether the kernel exists.
-		return &kernels.UndeliveredError{Err: errNoRoute}
 	}
 	var b errorBody
 	if err := json.Unmarshal(body, &b); err != nil || b.Reason == "" && b.Message == "" {

@@ -75,6 +75,9 @@ func (r *Refusal) by(check string) *Refusal {
 // not exist.
 var ErrHidden = fmt.Errorf("%w for this user", launcher.ErrNotFound)
 
+// ErrNoModel is the error of a supervisor's answer that cannot be used.
+var ErrNoModel = refuse(Unavailable, "The kernel's supervisor gave an invalid answer.")
+
 // RefusalOf decides what a caller reads of an error. No other function does. named is the id by which the caller has
 // named the kernel, or "".
 func RefusalOf(who Caller, named string, err error) *Refusal {

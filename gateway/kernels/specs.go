@@ -61,12 +61,12 @@ func (s *Service) MayRestart(who Caller, k launcher.Kernel) error {
 	if !ok {
 		spec = kernelspecs.Spec{Name: k.SpecName, Users: s.opts.Specs.Users(k.SpecName)}
 	}
-	return MayStart(who, spec)
+	return mayStart(who, spec)
 }
 
-// MayStart rejects a user whom the kernelspec does not allow. Only a verified name counts, so a gateway without users
+// mayStart rejects a user whom the kernelspec does not allow. Only a verified name counts, so a gateway without users
 // cannot hold such a limit, and starts none of these kernels. Admins may start all.
-func MayStart(who Caller, spec kernelspecs.Spec) error {
+func mayStart(who Caller, spec kernelspecs.Spec) error {
 	switch {
 	case !spec.Users.Limited() || who.Admin:
 		return nil
@@ -84,15 +84,15 @@ func MayStart(who Caller, spec kernelspecs.Spec) error {
 // may start. It is "" if there is none. An operator's kernelspec that does not exist is returned: requests then say so.
 func (s *Service) DefaultSpec(who Caller) string {
 	if name := s.opts.DefaultKernel; name != "" {
-		if spec, ok := s.shownSpec(who, name); !ok || MayStart(who, spec) == nil {
+		if spec, ok := s.shownSpec(who, name); !ok || mayStart(who, spec) == nil {
 			return name
 		}
 	}
-	if spec, ok := s.opts.Specs.Get("python3"); ok && MayStart(who, spec) == nil {
+	if spec, ok := s.opts.Specs.Get("python3"); ok && mayStart(who, spec) == nil {
 		return spec.Name
 	}
 	for _, spec := range s.opts.Specs.List() {
-		if MayStart(who, spec) == nil {
+		if mayStart(who, spec) == nil {
 			return spec.Name
 		}
 	}
@@ -103,7 +103,7 @@ func (s *Service) DefaultSpec(who Caller) string {
 func (s *Service) StartableSpecs(who Caller) map[string]kernelspecs.Spec {
 	specs := map[string]kernelspecs.Spec{}
 	for _, spec := range s.shownSpecs(who) {
-		if MayStart(who, spec) == nil {
+		if mayStart(who, spec) == nil {
 			specs[spec.Name] = spec
 		}
 	}
@@ -116,7 +116,7 @@ func (s *Service) ReadableSpec(who Caller, name string) (kernelspecs.Spec, error
 	if !ok {
 		return spec, noSpec("Kernel spec %s not found", Shorten(name))
 	}
-	return spec, MayStart(who, spec)
+	return spec, mayStart(who, spec)
 }
 
 // shownSpec returns a kernelspec in any case of its name, unless the caller may not choose its flavor.

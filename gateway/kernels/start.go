@@ -72,7 +72,7 @@ func (s *Service) Check(a *Act, wish Wish) (launcher.Request, error) {
 // mayHave checks that the caller may have the kernelspec and the flavor of a start.
 func (s *Service) mayHave(a *Act, req *launcher.Request) error {
 	a.starting(req) // also for the audit log of a refused start
-	if err := MayStart(a.Who, req.Spec); err != nil {
+	if err := mayStart(a.Who, req.Spec); err != nil {
 		return err
 	}
 	if err := s.chooseFlavor(a.Who, req); err != nil {

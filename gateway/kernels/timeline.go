@@ -1,13 +1,12 @@
-package gateway
+package kernels
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"slices"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -19,52 +18,45 @@ const (
 	timelineText   = 500 // bytes
 )
 
-// timeline is the answer of GET /api/kernels/{id}/timeline.
-type timeline struct {
+// Timeline is the answer of GET /api/kernels/{id}/timeline.
+type Timeline struct {
 	api.Timeline
 	Missing string `json:"missing,omitempty"` // one sentence: why only little is known
 }
 
-// getTimeline answers with a kernel's life. The supervisor holds it, so it survives this gateway. If there is no
-// supervisor, the answer has what the launcher knows.
-func (g *Gateway) getTimeline(w http.ResponseWriter, r *call) error {
-	id, err := g.kernelID(r)
+// Timeline returns a kernel's life. The supervisor holds it, so it survives this gateway. If there is no supervisor,
+// the answer has what the launcher knows.
+func (s *Service) Timeline(ctx context.Context, a *Act, id string) (Timeline, error) {
+	k, err := s.Kernel(ctx, id)
 	if err != nil {
-		return err
+		return Timeline{}, err
 	}
-	k, err := g.kernels.Kernel(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	t, err := g.readTimeline(r, id)
+	t, err := s.readTimeline(ctx, a, id)
 	switch {
 	case err == nil:
-	case errors.Is(err, errNoRoute):
-		t.Missing = "The kernel's supervisor is of an earlier release, which keeps no timeline."
 	case errors.Is(err, launcher.ErrNoSupervisor):
 		t.Missing = "The kernel has no supervisor yet."
 	case k.State == api.Dead && errors.Is(err, launcher.ErrNotFound):
 		t.Missing = "The kernel's supervisor has ended, and its record with it."
 	default:
-		return g.kernels.Explain(r.Context(), id, err)
+		return Timeline{}, s.Explain(ctx, id, err)
 	}
 	if t.Missing != "" {
 		t.Timeline = littleTimeline(&k)
 	}
 	t.Events = slices.Insert(t.Events, 0, api.TimelineEvent{At: k.Created.UTC(), Kind: api.TimelineCreated})
-	return writeJSON(w, http.StatusOK, t)
+	return t, nil
 }
 
 // readTimeline asks the supervisor.
-func (g *Gateway) readTimeline(r *call, id string) (t timeline, err error) {
-	answer, err := g.Ask(r.Context(), &r.Act, id,
-		kernels.Question{Verb: http.MethodGet, Action: "timeline", Limit: kernels.ReadTime})
+func (s *Service) readTimeline(ctx context.Context, a *Act, id string) (t Timeline, err error) {
+	answer, err := s.edge.Ask(ctx, a, id, Question{Verb: "GET", Action: "timeline", Limit: ReadTime})
 	if err != nil {
 		return t, err
 	}
 	if err := json.Unmarshal(answer, &t.Timeline); err != nil || len(t.Events) > timelineEvents ||
 		len(t.Busy) > timelineSteps {
-		return timeline{}, errNoModel
+		return Timeline{}, ErrNoModel
 	}
 	for i := range t.Events {
 		e := &t.Events[i]
