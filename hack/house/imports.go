@@ -177,6 +177,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/processors",
 		"launcher/supervisor/prompts",
 		"launcher/supervisor/requests",
+		"launcher/supervisor/routes",
 		"launcher/supervisor/savedstate",
 		"launcher/supervisor/session",
 		"launcher/supervisor/zeromq",
@@ -217,6 +218,12 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/messagelog",
 	},
 	"launcher/supervisor/requests": {"jupyter"},
+	"launcher/supervisor/routes": {
+		"launcher/supervisor/api",
+		"launcher/supervisor/gate",
+		"launcher/supervisor/logstream",
+		"launcher/supervisor/session",
+	},
 	"launcher/supervisor/cells": {
 		"jupyter",
 		"launcher/supervisor/requests",

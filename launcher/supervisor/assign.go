@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 // A warm kernel has no owner. Its supervisor serves no user until a gateway has assigned the kernel. The assignment is
@@ -26,9 +27,6 @@ import (
 
 // assignTime bounds the wait for a warm kernel that is still starting, and for its answer.
 const assignTime = 20 * time.Second
-
-// maxAssignment bounds the body of an assignment, in bytes. Linux allows about as much for a process.
-const maxAssignment = 2 << 20
 
 // storedAssignment is api.AssignmentFile.
 type storedAssignment struct {
@@ -74,60 +72,37 @@ func (s *Supervisor) assignmentFile() string {
 	return filepath.Join(s.cfg.SpillDir, api.AssignmentFile)
 }
 
-// isWarm reports whether the kernel has no owner yet.
-func (s *Supervisor) isWarm() bool {
+// Warm implements routes.Kernel.
+func (s *Supervisor) Warm() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.assign.warm
 }
 
-// refuseWarm keeps users away from a kernel without an owner.
-func (s *Supervisor) refuseWarm() error {
-	if s.isWarm() {
-		return httpError{http.StatusServiceUnavailable, "the kernel has no owner yet"}
-	}
-	return nil
-}
-
-// putAssignment gives the kernel to its owner. It answers when the kernel has the variables and the working directory.
-func (s *Supervisor) putAssignment(w http.ResponseWriter, r *http.Request) error {
-	b, err := readBody(w, r, maxAssignment)
-	var a api.Assignment
-	if err == nil {
-		err = json.Unmarshal(b, &a)
-	}
-	if err == nil {
-		err = a.Validate()
-	}
-	if err != nil {
-		return httpError{http.StatusBadRequest, "the body is not an assignment: " + err.Error()}
-	}
+// Assign implements routes.Kernel.
+func (s *Supervisor) Assign(ctx context.Context, a api.Assignment) error {
 	if s.cfg.Warm == "" {
-		return httpError{http.StatusConflict, "this kernel was started for its owner"}
+		return routes.Error{Status: http.StatusConflict, Text: "this kernel was started for its owner"}
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), assignTime)
+	ctx, cancel := context.WithTimeout(ctx, assignTime)
 	defer cancel()
 	select {
 	case s.assign.turn <- struct{}{}:
 		defer func() { <-s.assign.turn }()
 	case <-ctx.Done():
-		return httpError{http.StatusServiceUnavailable, "another assignment is in progress"}
+		return routes.Error{Status: http.StatusServiceUnavailable, Text: "another assignment is in progress"}
 	}
-	if err := s.assignTo(ctx, a); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return s.assignTo(ctx, a)
 }
 
-// assignTo does what putAssignment promises. The turn is held.
+// assignTo does what Assign promises. The turn is held.
 func (s *Supervisor) assignTo(ctx context.Context, a api.Assignment) error {
 	s.mu.Lock()
 	begun := s.assign.begun
 	s.mu.Unlock()
 	switch {
 	case begun != nil && begun.ID != a.ID:
-		return httpError{http.StatusConflict, "this kernel was assigned before"}
+		return routes.Error{Status: http.StatusConflict, Text: "this kernel was assigned before"}
 	case begun != nil && begun.Done:
 		return nil
 	case begun == nil:
@@ -138,7 +113,8 @@ func (s *Supervisor) assignTo(ctx context.Context, a api.Assignment) error {
 	}
 	if s.cfg.Warm == api.WarmProcess {
 		if err := s.setInKernel(ctx, begun.Assignment); err != nil {
-			return httpError{http.StatusBadGateway, "the kernel could not be given to its owner: " + err.Error()}
+			return routes.Error{Status: http.StatusBadGateway,
+				Text: "the kernel could not be given to its owner: " + err.Error()}
 		}
 	}
 	done := *begun
@@ -209,7 +185,7 @@ func (s *Supervisor) awaitOwner(ctx context.Context) *operation {
 			if op.stop {
 				return op
 			}
-			s.operations.settle(op, errNotRunning)
+			s.operations.settle(op, routes.ErrNotRunning)
 		case <-ctx.Done():
 			return stopBySignal()
 		}
@@ -243,7 +219,7 @@ const maxStatusText = 20
 // kernel.
 func (s *Supervisor) awaitReadyBridge(ctx context.Context) (*bridge, error) {
 	for {
-		_, changed := s.currentStatus()
+		_, changed := s.Status()
 		s.mu.Lock()
 		b, info := s.bridge, s.kernelInfo
 		ready := b != nil && b.ready
@@ -259,7 +235,7 @@ func (s *Supervisor) awaitReadyBridge(ctx context.Context) (*bridge, error) {
 		case <-ctx.Done():
 			return nil, errors.New("it did not answer in time")
 		case <-s.over:
-			return nil, errOver
+			return nil, routes.ErrOver
 		}
 	}
 }

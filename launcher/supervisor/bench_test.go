@@ -204,7 +204,7 @@ func newSupervisorPath(b testing.TB, v1 bool) *websocketPath {
 		}
 	})
 	deadline := time.After(testLimit)
-	for st, change := s.currentStatus(); st.State != api.Idle; st, change = s.currentStatus() {
+	for st, change := s.Status(); st.State != api.Idle; st, change = s.Status() {
 		select {
 		case <-change:
 		case <-deadline:

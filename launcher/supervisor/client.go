@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
@@ -43,16 +44,13 @@ type clientConn struct {
 	asked []asked // kernel_info_requests of a reader that wait for the kernel; guarded by Supervisor.mu
 }
 
-// getChannels serves the kernel's websocket.
-func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
+// Serve implements routes.Kernel.
+func (s *Supervisor) Serve(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
-		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
-	}
-	if err := s.refuseWarm(); err != nil {
-		return err
+		return routes.Error{Status: http.StatusBadRequest, Text: "this is a websocket: an upgrade request is expected"}
 	}
 	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
-	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.ownedBy(user), user: user,
+	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.OwnedBy(user), user: user,
 		compress: r.Header.Get(api.HeaderCompress) != "", takeOver: api.ConfirmsHandOver(r)}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
 	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
@@ -67,7 +65,7 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	}
 	begun := time.Now()
-	log := s.logger.With(logkey.Connection, c.attachment.Number, logkey.Request, requestID(r))
+	log := s.logger.With(logkey.Connection, c.attachment.Number, logkey.Request, routes.RequestID(r))
 	log.Info("websocket opened")
 	sent := c.conn.Serve()
 	log.Info("websocket closed", logkey.Took, time.Since(begun), logkey.Sent, sent)
@@ -90,8 +88,8 @@ func parseKey(key string) (user string, readOnly bool) {
 	return user, strings.HasPrefix(rest, "true\x00")
 }
 
-// ownedBy reports whether a user owns the kernel. Without users everyone is the owner.
-func (s *Supervisor) ownedBy(user string) bool { return s.cfg.Owner == "" || s.cfg.Owner == user }
+// OwnedBy implements routes.Kernel. Without users everyone is the owner.
+func (s *Supervisor) OwnedBy(user string) bool { return s.cfg.Owner == "" || s.cfg.Owner == user }
 
 // join attaches a client to its session and makes its connection. A new session gets the present state before live
 // messages, with the running cell's parent. leave undoes it.
@@ -100,7 +98,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 	defer s.mu.Unlock()
 	select {
 	case <-s.over:
-		return errOver
+		return routes.ErrOver
 	default:
 	}
 	if err := s.attachLocked(c, key); err != nil {
@@ -122,7 +120,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		Acknowledges:  c.attachment.Acknowledges(),
 		Compress:      c.compress,
 		MaxMessage:    s.maxMessageOf(c),
-		Input:         s.input.Of(c.user, s.ownedBy(c.user)),
+		Input:         s.input.Of(c.user, s.OwnedBy(c.user)),
 		TakeOver:      c.takeOver,
 		Over:          s.over,
 		Logger:        s.logger,
@@ -143,7 +141,7 @@ func (s *Supervisor) maxMessageOf(c *clientConn) int64 {
 	switch {
 	case c.readOnly:
 		return min(s.maxMessage, connection.MaxReaderMessage)
-	case !s.ownedBy(c.user):
+	case !s.OwnedBy(c.user):
 		return min(s.maxMessage, connection.MaxSharedMessage)
 	}
 	return s.maxMessage
@@ -151,7 +149,7 @@ func (s *Supervisor) maxMessageOf(c *clientConn) int64 {
 
 // attachLocked attaches a client to its session.
 func (s *Supervisor) attachLocked(c *clientConn, key string) error {
-	o := session.Options{Key: key, User: c.user, Owner: s.ownedBy(c.user), ReadOnly: c.readOnly, Tail: s.log.Tail(),
+	o := session.Options{Key: key, User: c.user, Owner: s.OwnedBy(c.user), ReadOnly: c.readOnly, Tail: s.log.Tail(),
 		Floor: s.floor}
 	a, err := s.sessions.Attach(o, s.now())
 	if err != nil {

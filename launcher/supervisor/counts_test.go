@@ -14,7 +14,7 @@ import (
 // supervisor's own requests are not counted.
 func TestSupervisor_Counts(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
-	st, _ := r.s.currentStatus()
+	st, _ := r.s.Status()
 	if st.Counts.ToKernel != (api.Flows{}) || st.Counts.FromKernel[0] != [2]int64{} ||
 		st.Counts.FromKernel[1] != [2]int64{} ||
 		st.Counts.Since.IsZero() {
@@ -26,7 +26,7 @@ func TestSupervisor_Counts(t *testing.T) {
 	first := c.execute("print 3")
 	c.result(first)
 	c.result(c.send(jupyter.Control, "debug_request", map[string]any{}, buffer))
-	st, _ = r.s.currentStatus()
+	st, _ = r.s.Status()
 	b, err := json.Marshal(st)
 	var decoded api.Status
 	if err == nil {
@@ -69,7 +69,7 @@ func TestSupervisor_CountsLoss(t *testing.T) {
 	for range 20 {
 		c.result(c.execute("print 500"))
 	}
-	if st, _ := r.s.currentStatus(); st.Counts.LogEvicted == 0 || st.Counts.LogLost != 0 {
+	if st, _ := r.s.Status(); st.Counts.LogEvicted == 0 || st.Counts.LogLost != 0 {
 		t.Errorf("%d messages were evicted, and %d count as missed", st.Counts.LogEvicted, st.Counts.LogLost)
 	}
 	back := r.dial(dialOption{session: "ann"})
@@ -81,7 +81,7 @@ func TestSupervisor_CountsLoss(t *testing.T) {
 	if _, err := fmt.Sscan(text[strings.LastIndexAny(text, " [")+1:], &n); err != nil {
 		t.Fatalf("%v in %q", err, text)
 	}
-	if st, _ := r.s.currentStatus(); st.Counts.LogLost != n || n == 0 {
+	if st, _ := r.s.Status(); st.Counts.LogLost != n || n == 0 {
 		t.Errorf("the notice counts %d messages, the status %d", n, st.Counts.LogLost)
 	}
 }

@@ -1,8 +1,6 @@
 package supervisor
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +8,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 // checkCull returns why the kernel is to be culled now, and for which limit. Otherwise reason is "", and pause is the
@@ -73,47 +72,18 @@ func (s *Supervisor) announceCullLocked(reason string) {
 	s.notices.Cull.End("This kernel was ended at " + shownTime(s.now()) + ": " + reason + ". Its variables are gone.")
 }
 
-// patchKernel sets the time until which the kernel is kept, whether or not it is idle.
-func (s *Supervisor) patchKernel(w http.ResponseWriter, r *http.Request) error {
-	var body struct {
-		KeepUntil json.RawMessage `json:"keep_until"`
-	}
-	b, err := readBody(w, r, 4<<10)
-	if err == nil {
-		d := json.NewDecoder(bytes.NewReader(b))
-		d.DisallowUnknownFields()
-		err = d.Decode(&body)
-	}
-	if err != nil || body.KeepUntil == nil {
-		return httpError{http.StatusBadRequest, `the body is not {"keep_until": "2006-01-02T15:04:05Z" or null}`}
-	}
-	var text *string
-	var until time.Time
-	if err = json.Unmarshal(body.KeepUntil, &text); err == nil && text != nil {
-		until, err = time.Parse(time.RFC3339, *text)
-	}
-	if err != nil {
-		return httpError{http.StatusBadRequest, "keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339)"}
-	}
-	if err := s.keep(until); err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, s.model())
-	return nil
-}
-
-// keep keeps the kernel until a time. The zero time ends that.
-func (s *Supervisor) keep(until time.Time) error {
+// Keep implements routes.Kernel.
+func (s *Supervisor) Keep(until time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.use.State() == api.Dead {
-		return httpError{http.StatusConflict, "the kernel is dead"}
+		return routes.Error{Status: http.StatusConflict, Text: "the kernel is dead"}
 	}
 	switch err := s.use.Keep(until); {
 	case errors.Is(err, activity.ErrPast):
-		return httpError{http.StatusBadRequest, err.Error()}
+		return routes.Error{Status: http.StatusBadRequest, Text: err.Error()}
 	case err != nil:
-		return httpError{http.StatusForbidden, err.Error()}
+		return routes.Error{Status: http.StatusForbidden, Text: err.Error()}
 	}
 	return nil
 }

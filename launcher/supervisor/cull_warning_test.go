@@ -9,12 +9,13 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 func keeps(at, until time.Duration) func(i *idling) []happening {
 	return func(i *idling) []happening {
 		return []happening{{at, func() {
-			if err := i.s.keep(idlingBegin.Add(until)); err != nil {
+			if err := i.s.Keep(idlingBegin.Add(until)); err != nil {
 				i.t.Error(err)
 			}
 		}}}
@@ -40,12 +41,12 @@ func TestCull_Keep(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			i := newIdling(t, tt.cull)
-			err := i.s.keep(idlingBegin.Add(tt.until))
-			refused, _ := err.(httpError) //nolint:errorlint // nothing wraps it
-			if refused.status != tt.want || !strings.Contains(refused.text, tt.words) {
-				t.Errorf("%d %s", refused.status, refused.text)
+			err := i.s.Keep(idlingBegin.Add(tt.until))
+			refused, _ := err.(routes.Error) //nolint:errorlint // nothing wraps it
+			if refused.Status != tt.want || !strings.Contains(refused.Text, tt.words) {
+				t.Errorf("%d %s", refused.Status, refused.Text)
 			}
-			if kept := i.s.model().KeepUntil != ""; kept != (err == nil) {
+			if kept := i.s.Model().KeepUntil != ""; kept != (err == nil) {
 				t.Errorf("kept is %v", kept)
 			}
 		})

@@ -224,7 +224,7 @@ func TestCull_Processors(t *testing.T) {
 	}
 	t.Run("own process", func(t *testing.T) {
 		r := startSupervisor(t, func(c *api.Config) { c.Cull, c.Argv = cull, argv }).ready()
-		st, _ := r.s.currentStatus()
+		st, _ := r.s.Status()
 		check(t, st.KernelPID, r.until)
 	})
 	t.Run("another container", func(t *testing.T) {

@@ -105,8 +105,8 @@ func TestGPUs(t *testing.T) {
 	t.Run("own process", func(t *testing.T) {
 		f := newFakeSampler(t, `"watch --every 1s --devices GPU-1 --session "*`)
 		r := startSupervisor(t, tune(f)).ready()
-		check(t, f, r.until, r.s.model)
-		st, _ := r.s.currentStatus()
+		check(t, f, r.until, r.s.Model)
+		st, _ := r.s.Status()
 		if err := syscall.Kill(st.KernelPID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestGPUs(t *testing.T) {
 		r := startSupervisor(t, func(c *api.Config) {
 			c.GPUProgram, c.GPUSamples.Every = "/nowhere/ekg-gpu", time.Second
 		}).ready()
-		if st, _ := r.s.currentStatus(); st.State != api.Idle || len(st.GPU) != 0 {
+		if st, _ := r.s.Status(); st.State != api.Idle || len(st.GPU) != 0 {
 			t.Errorf("got %+v", st)
 		}
 	})
@@ -157,7 +157,7 @@ func TestTakeSamples(t *testing.T) {
 		}
 		p.tally.Add(gpu.Samples{Seconds: 10, Devices: []gpu.Sample{d}}, at.Add(-10*time.Second), at)
 		(&life{s: s, proc: p}).takeSamples()
-		return &s.model().GPU[0]
+		return &s.Model().GPU[0]
 	}
 	woken := func(what string, want bool) {
 		t.Helper()
@@ -228,7 +228,7 @@ func TestTakeSamples_Long(t *testing.T) {
 		s.now = func() time.Time { return at }
 		p.tally.Add(step.samples, at, at)
 		(&life{s: s, proc: p}).takeSamples()
-		st, _ := s.currentStatus()
+		st, _ := s.Status()
 		b, err := json.Marshal(st)
 		if err != nil || len(b) > 48<<10 || len(st.GPU) != step.shown {
 			t.Errorf("%d devices in a status of %d bytes, want %d; %v", len(st.GPU), len(b), step.shown, err)

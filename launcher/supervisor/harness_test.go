@@ -167,7 +167,7 @@ func (r *running) until(what string, cond func(api.Status) bool) api.Status {
 	r.t.Helper()
 	deadline := time.After(testLimit)
 	for {
-		st, change := r.s.currentStatus()
+		st, change := r.s.Status()
 		if cond(st) {
 			return st
 		}

@@ -319,25 +319,23 @@ func TestBridge_Complaints(t *testing.T) {
 
 // TestServer_SlowBody: a body that never comes must not hold a request without end.
 func TestServer_SlowBody(t *testing.T) {
-	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
-	for name, handler := range map[string]func(http.ResponseWriter, *http.Request) error{
-		"delete": s.deleteKernel, "limits": s.putLimits,
-	} {
+	s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
+	for method, route := range map[string]string{"DELETE": "", "PUT": "/limits"} {
 		w := &deadlineWriter{header: http.Header{}}
 		left := time.Duration(0)
 		body := readerFunc(func([]byte) (int, error) {
 			left = time.Until(w.deadline)
 			return 0, os.ErrDeadlineExceeded
 		})
-		req, err := http.NewRequest("PUT", "http://x/", body)
+		req, err := http.NewRequest(method, "http://x/api/kernels/"+testKernelID+route, body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := handler(w, req); err == nil {
-			t.Errorf("%s: a body that did not come is accepted", name)
+		if s.Handler().ServeHTTP(w, req); w.status != http.StatusBadRequest {
+			t.Errorf("%s: a body that did not come is answered with %d", method, w.status)
 		}
 		if left <= 0 || left > time.Minute {
-			t.Errorf("%s: a body may take %v", name, left)
+			t.Errorf("%s: a body may take %v", method, left)
 		}
 	}
 }
@@ -348,16 +346,14 @@ func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // TestStatus_HalfOpen: a gateway that has vanished must not hold a status stream without end.
 func TestStatus_HalfOpen(t *testing.T) {
-	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
+	s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
 	w := &deadlineWriter{header: http.Header{}}
-	req, err := http.NewRequest("GET", "http://x/", nil)
+	req, err := http.NewRequest("GET", "http://x/api/kernels/"+testKernelID+"/status", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.endClients("test")
-	if err := s.getStatus(w, req); err != nil {
-		t.Fatal(err)
-	}
+	s.Handler().ServeHTTP(w, req)
 	if left := time.Until(w.deadline); left < api.StatusInterval || left > 4*api.StatusInterval {
 		t.Errorf("a line may take %v", left)
 	}

@@ -61,5 +61,5 @@ func (s *Supervisor) answersUnknownLocked(c *clientConn) bool {
 	if r != nil && r.User != c.user {
 		return false
 	}
-	return s.ownedBy(c.user) || r != nil && r.Doubtful
+	return s.OwnedBy(c.user) || r != nil && r.Doubtful
 }

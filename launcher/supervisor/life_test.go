@@ -30,7 +30,7 @@ func TestSupervisor_Restart(t *testing.T) {
 	if !ok || jupyter.StringField(aborted.Content, "status") != "aborted" {
 		t.Errorf("the cell that ran was answered %s", aborted.Content)
 	}
-	after, _ := r.s.currentStatus()
+	after, _ := r.s.Status()
 	if after.Epoch != before.Epoch+1 || after.KernelPID == before.KernelPID {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
@@ -154,7 +154,7 @@ func TestSupervisor_RestartOfABrokenProgram(t *testing.T) {
 func TestSupervisor_Stop(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
-	st, _ := r.s.currentStatus()
+	st, _ := r.s.Status()
 	if status, body := r.request("DELETE", "", `{"reason":"it was idle for too long"}`); status != http.StatusNoContent {
 		t.Fatalf("delete: %d %s", status, body)
 	}

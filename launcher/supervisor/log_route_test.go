@@ -287,7 +287,7 @@ func TestLogRoute_Read(t *testing.T) {
 // TestLogRoute_OneLine: a message of a client or a kernel is one line of JSON, even if it has line breaks or invalid
 // JSON.
 func TestLogRoute_OneLine(t *testing.T) {
-	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
+	s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
 	s.mu.Lock()
 	for _, content := range []string{"{\n \"a\":\r\n1}", "{no json}", "{\"a\": \"\xff\"}", ""} {
 		m := jupyter.New(jupyter.IOPub, "stream", "x", nil, struct{}{})
@@ -296,13 +296,11 @@ func TestLogRoute_OneLine(t *testing.T) {
 	}
 	s.mu.Unlock()
 	w := &deadlineWriter{header: http.Header{}}
-	req, err := http.NewRequest("GET", "http://x/", nil)
+	req, err := http.NewRequest("GET", "http://x/api/kernels/"+testKernelID+"/log", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.getLog(w, req); err != nil {
-		t.Fatal(err)
-	}
+	s.Handler().ServeHTTP(w, req)
 	var got []string
 	for line := range strings.Lines(w.body.String()) {
 		var l logLine

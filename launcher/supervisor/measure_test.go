@@ -111,7 +111,7 @@ func TestCull_GPUs(t *testing.T) {
 		g := newFakeGPUs(t)
 		g.say(container)
 		r := startSupervisor(t, tune(g)).ready()
-		st, _ := r.s.currentStatus()
+		st, _ := r.s.Status()
 		check(t, g, st.KernelPID, r.until)
 	})
 	t.Run("another container", func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestCull_GPUs(t *testing.T) {
 		g.say(container)
 		r := startSupervisor(t, tune(g)).ready()
 		g.looks(looks)
-		if st, _ := r.s.currentStatus(); st.State != api.Idle {
+		if st, _ := r.s.Status(); st.State != api.Idle {
 			t.Fatalf("it is %s: %s", st.State, st.Reason)
 		}
 		g.say(strings.ReplaceAll(container, "0.06", "0.05"))
@@ -151,7 +151,7 @@ func TestCull_GPUs(t *testing.T) {
 			}
 			g.say("fail once")
 			g.looks(2)
-			if st, _ := r.s.currentStatus(); st.State != api.Idle {
+			if st, _ := r.s.Status(); st.State != api.Idle {
 				t.Fatalf("it is %s: %s", st.State, st.Reason)
 			}
 		}
@@ -172,7 +172,7 @@ func TestCull_GPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		st, _ := r.s.currentStatus()
+		st, _ := r.s.Status()
 		killProcess(t, st.KernelPID)
 		r.until("restarted", func(st api.Status) bool { return st.State == api.Idle && st.Epoch > 1 })
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {

@@ -1,32 +1,9 @@
 package supervisor
 
-import (
-	"encoding/json"
-	"net/http"
-
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-)
-
-// putNodeNotice stores why the kernel's node will go away soon. The pod and its kernel still run.
-func (s *Supervisor) putNodeNotice(w http.ResponseWriter, r *http.Request) error {
-	var body struct {
-		Text *string `json:"text"`
-	}
-	b, err := readBody(w, r, 16<<10)
-	if err == nil {
-		err = json.Unmarshal(b, &body)
-	}
-	if err != nil || body.Text == nil {
-		return httpError{http.StatusBadRequest, `the body is not {"text": "..."}`}
-	}
-	s.setNodeNotice(api.PlainText(*body.Text, waitingText))
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// setNodeNotice shows the notice to all sessions, in their last cell. "" removes it there. A page that is away receives
-// it when it comes back. The model shows it to pages that are opened later. A notice that is repeated changes nothing.
-func (s *Supervisor) setNodeNotice(text string) {
+// SetNodeNotice implements routes.Kernel. All sessions show the notice, in their last cell. "" removes it there. A page
+// that is away receives it when it comes back. The model shows it to pages that are opened later. A notice that is
+// repeated changes nothing.
+func (s *Supervisor) SetNodeNotice(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if text == s.nodeNotice {

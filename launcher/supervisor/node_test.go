@@ -17,8 +17,8 @@ func TestNodeNotice(t *testing.T) {
 	i.sends(c, jupyter.Shell, "execute_request", "1")()
 	i.status("execute_request", "1", api.Busy)()
 	i.status("execute_request", "1", api.Idle)()
-	i.s.setNodeNotice("the cloud takes its machine back")
-	i.s.setNodeNotice("the cloud takes its machine back")
+	i.s.SetNodeNotice("the cloud takes its machine back")
+	i.s.SetNodeNotice("the cloud takes its machine back")
 	line := func(text string) string {
 		return "[ekg] This kernel may be ended soon: " + text + ". Its variables are lost then, so save what you need."
 	}
@@ -26,14 +26,14 @@ func TestNodeNotice(t *testing.T) {
 	if got := i.shown("ann"); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	st, _ := i.s.currentStatus()
-	if m := i.s.model(); m.Reason != "the cloud takes its machine back" || st.NodeNotice != m.Reason ||
+	st, _ := i.s.Status()
+	if m := i.s.Model(); m.Reason != "the cloud takes its machine back" || st.NodeNotice != m.Reason ||
 		st.Reason != m.Reason {
 		t.Errorf("model %q, status %+v", m.Reason, st)
 	}
-	i.s.setNodeNotice("its node is drained")
-	i.s.setNodeNotice("")
-	i.s.setNodeNotice("")
+	i.s.SetNodeNotice("its node is drained")
+	i.s.SetNodeNotice("")
+	i.s.SetNodeNotice("")
 	want = append(want, "update_display_data "+line("its node is drained"), "update_display_data ")
 	if got := i.shown("ann"); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
@@ -41,7 +41,7 @@ func TestNodeNotice(t *testing.T) {
 	if got := i.shown("without a cell"); len(got) != 0 {
 		t.Errorf("got %q", got)
 	}
-	if m := i.s.model(); m.Reason != "" {
+	if m := i.s.Model(); m.Reason != "" {
 		t.Errorf("the reason stays: %q", m.Reason)
 	}
 }
@@ -54,7 +54,7 @@ func TestNodeNotice_PageAway(t *testing.T) {
 	i.status("execute_request", "1", api.Busy)()
 	i.status("execute_request", "1", api.Idle)()
 	i.s.leave(c)
-	i.s.setNodeNotice("autoscalers may evict it")
+	i.s.SetNodeNotice("autoscalers may evict it")
 	want := []string{"display_data [ekg] This kernel may be ended soon: autoscalers may evict it. " +
 		"Its variables are lost then, so save what you need."}
 	if got := i.shown("ann"); !slices.Equal(got, want) {

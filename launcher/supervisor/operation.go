@@ -2,10 +2,10 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 // operation is a request to stop or restart the kernel's process.
@@ -24,8 +24,6 @@ type operations struct {
 	mu         sync.Mutex
 	restarting *operation // the restart in progress, which other restarts join; guarded by mu
 }
-
-var errOver = errors.New("the kernel is gone")
 
 // Stop ends the kernel and the supervisor, by an interrupt if the kernel works, shutdown_request, SIGTERM and SIGKILL
 // in turn. It returns when the kernel's processes have ended.
@@ -55,7 +53,7 @@ func (o *operations) submit(ctx context.Context, op *operation) error {
 	select {
 	case o.requested <- op:
 	case <-o.over:
-		o.settle(op, errOver)
+		o.settle(op, routes.ErrOver)
 	case <-ctx.Done():
 		o.settle(op, ctx.Err())
 	}
@@ -73,7 +71,7 @@ func (o *operation) wait(ctx context.Context, over <-chan struct{}) error {
 		case <-o.done:
 			return o.err
 		default:
-			return errOver
+			return routes.ErrOver
 		}
 	}
 }

@@ -40,7 +40,7 @@ func TestOperations_Race(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"two restarts are one": func(t *testing.T) {
 			r := startSupervisor(t, stubborn).ready()
-			before, _ := r.s.currentStatus()
+			before, _ := r.s.Status()
 			wait := []func(){}
 			for range 5 {
 				wait = append(wait, during(answers(r, "POST", "/restart", http.StatusOK)))
@@ -48,7 +48,7 @@ func TestOperations_Race(t *testing.T) {
 			for _, w := range wait {
 				w()
 			}
-			after, _ := r.s.currentStatus()
+			after, _ := r.s.Status()
 			if n := after.Epoch - before.Epoch; n < 1 || n > 2 {
 				t.Errorf("five restarts at once were %d", n)
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 // executeOwn has the kernel execute code that no client sees. It returns the content of the reply. The code runs in the
@@ -31,7 +32,7 @@ func (s *Supervisor) executeOwn(ctx context.Context, b *bridge, code string) ([]
 	case <-ctx.Done():
 		return nil, errors.New("it did not answer in time")
 	case <-s.over:
-		return nil, errOver
+		return nil, routes.ErrOver
 	}
 }
 

@@ -204,7 +204,7 @@ func TestBridge_FullKernel(t *testing.T) {
 func TestHeartbeat(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.beat = 100 * time.Millisecond }).ready()
-	st, _ := r.s.currentStatus()
+	st, _ := r.s.Status()
 	b := r.currentBridge()
 	for beats := uint64(0); beats == 0; <-time.After(time.Millisecond) {
 		r.s.mu.Lock()
@@ -250,7 +250,7 @@ func TestHeartbeat_OneThread(t *testing.T) {
 			}
 			if !one {
 				eventually(t, "heartbeats in the cell", func() bool { _, _, known := beats(); return known })
-				st, _ := r.s.currentStatus()
+				st, _ := r.s.Status()
 				if err := syscall.Kill(st.KernelPID, syscall.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}

@@ -119,7 +119,7 @@ func (s *Supervisor) restoreSessionsLocked(saved []savedstate.Session) map[strin
 	restored := map[string]*session.Session{}
 	for _, h := range saved {
 		user, readOnly := parseKey(h.Key)
-		o := session.Options{Key: h.Key, User: user, Owner: s.ownedBy(user), ReadOnly: readOnly}
+		o := session.Options{Key: h.Key, User: user, Owner: s.OwnedBy(user), ReadOnly: readOnly}
 		sess := s.sessions.Restore(o, s.now())
 		if sess == nil {
 			continue

@@ -121,7 +121,7 @@ func TestSession_Model(t *testing.T) {
 						t.Fatalf("session %s resumes behind %d, want %d", sess.id, got, sess.resume)
 					}
 				}
-				if n, want := s.model().Connections,
+				if n, want := s.Model().Connections,
 					len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.active })); n != want {
 					t.Fatalf("%d connections are shown, want %d", n, want)
 				}

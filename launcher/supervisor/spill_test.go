@@ -37,7 +37,7 @@ func TestSpill_ReturningClient(t *testing.T) {
 	_ = c.ws.NetConn().Close()
 	r.until("idle", func(st api.Status) bool { return st.State == api.Idle })
 	eventually(t, "memory within its share", func() bool { return r.s.log.InMemory() <= messagelog.MemoryMost })
-	if st, _ := r.s.currentStatus(); st.LogBytes < messagelog.MemoryMost+1<<20 || openFiles(t, dir) == 0 {
+	if st, _ := r.s.Status(); st.LogBytes < messagelog.MemoryMost+1<<20 || openFiles(t, dir) == 0 {
 		t.Fatalf("the log has %d bytes, in %d files", st.LogBytes, openFiles(t, dir))
 	}
 	if seen, err := os.ReadDir(dir); err != nil || len(seen) > 0 {

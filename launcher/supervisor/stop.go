@@ -11,6 +11,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 // Interrupt interrupts the kernel, by SIGINT to its process group or by interrupt_request on control.
@@ -28,11 +29,11 @@ func (s *Supervisor) Interrupt() error {
 	}
 	s.mu.Unlock()
 	if proc == nil {
-		return errNotRunning
+		return routes.ErrNotRunning
 	}
 	switch err := proc.Signal(syscall.SIGINT); { // what Ctrl-C does in a terminal
 	case errors.Is(err, child.ErrNoContainer):
-		return errNotRunning
+		return routes.ErrNotRunning
 	case err != nil && !errors.Is(err, os.ErrProcessDone):
 		return err
 	}
@@ -47,8 +48,6 @@ func interruptMode(cfg *api.Config, proc kernelProcess) string {
 	}
 	return cfg.InterruptMode
 }
-
-var errNotRunning = errors.New("the kernel is not running")
 
 // interruption is what a stop or restart has interrupted. Until the process has ended, failed replies of cells are
 // withheld, and so are their idles: the supervisor then answers these cells with the reason of the end. What the cells

@@ -15,7 +15,7 @@
 // notices makes the messages that are sent instead of the kernel's. process and child run the kernel's process, as a
 // child of this program or of another. connectionfile chooses the kernel's addresses, and zeromq connects to them. flow
 // paces websockets. logstream serves the log. savedstate saves the state for a supervisor that adopts the kernel, and
-// ending records the kernel's end. api is shared with other programs.
+// ending records the kernel's end. routes is the HTTP side of all this. api is shared with other programs.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
@@ -23,8 +23,8 @@
 // the handler waits for. With a child, Serve accepts the child's connections, and Run also starts a saver of the state.
 //
 // State: stateMutex guards it. Unlock commits a change: it wakes those who follow the changed parts (commit.go).
-// Methods whose names end in Locked need the lock. operations and logReaders have locks of their own, under which no
-// other is taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
+// Methods whose names end in Locked need the lock. operations has a lock of its own, under which no other is
+// taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
 // container. No goroutine waits for a peer while it holds Supervisor.mu.
 package supervisor
 
@@ -68,7 +68,6 @@ const (
 	stableLife   = 10 * time.Second       // crashes, and broken connections, further apart are not counted together
 	startRetries = 3                      // further starts if another process took a port
 	firstBackoff = 250 * time.Millisecond // before the second automatic restart in a row; doubles
-	restartWait  = 3 * time.Second        // for a restarted kernel to be up before the client is answered
 )
 
 // Supervisor runs one kernel. Its methods may be called concurrently.
@@ -105,7 +104,6 @@ type Supervisor struct {
 	memoryDue         chan struct{}                 // capacity 1: a cell has ended, and memory may be measured
 	over              chan struct{}                 // closed when the kernel has ended for good
 	traffic           traffic
-	logReaders        logReaders
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
 	identity    []byte // by which the kernel's sockets know the supervisor; written with mu held
@@ -270,7 +268,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			crashes = 0
 		}
 		crashes++
-		warm := s.isWarm() // no user waits for it: another one replaces it
+		warm := s.Warm() // no user waits for it: another one replaces it
 		if !warm && !out.fatal && out.culled == "" && crashes <= s.cfg.RestartLimit {
 			s.announce(api.Restarting, out.reason)
 			next := s.backoff(ctx, crashes)

@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"net/http"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
@@ -115,8 +114,8 @@ func (s *Supervisor) memoryLocked() process.Memory {
 	return s.process.Used().Memory
 }
 
-// getTimeline answers with the kernel's life so far. It may be read by every user who sees the kernel.
-func (s *Supervisor) getTimeline(w http.ResponseWriter, _ *http.Request) error {
+// Timeline implements routes.Kernel. Every user who sees the kernel may read it.
+func (s *Supervisor) Timeline() api.Timeline {
 	s.mu.Lock()
 	proc, now := s.process, s.now()
 	measures := proc != nil && now.Sub(s.memoryRead) >= memoryReadPause
@@ -128,10 +127,9 @@ func (s *Supervisor) getTimeline(w http.ResponseWriter, _ *http.Request) error {
 		proc.MeasureMemory()
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	t := s.history.Timeline(s.now())
 	used := s.memoryLocked()
-	s.mu.Unlock()
 	t.Memory, t.MemoryAt = used.Bytes, used.At.UTC()
-	writeJSON(w, http.StatusOK, t)
-	return nil
+	return t
 }

@@ -2,10 +2,8 @@ package supervisor
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"syscall"
 	"time"
 
@@ -16,10 +14,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
 const (
-	waitingText    = 1000             // bytes of a Waiting's text that are shown
 	firstContainer = time.Hour        // for a kernel's container to start, after the last report on it
 	nextContainer  = 10 * time.Minute // for it to start again: the kubelet backs off for at most 5 minutes
 	childPatience  = 15 * time.Second // for the child on the same machine to connect; it tries once a second at least
@@ -33,32 +31,15 @@ func (s *Supervisor) place() process.Place {
 	return process.InContainer
 }
 
-func (s *Supervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
+// SetWaiting implements routes.Kernel. An older version is ignored without an error.
+func (s *Supervisor) SetWaiting(reported api.Waiting) error {
 	if s.place() != process.InContainer {
-		return httpError{http.StatusNotFound, "the kernel has no container of its own"}
+		return routes.Error{Status: http.StatusNotFound, Text: "the kernel has no container of its own"}
 	}
-	var reported api.Waiting
-	b, err := readBody(w, r, 16<<10)
-	if err == nil {
-		err = json.Unmarshal(b, &reported)
-	}
-	classes := []string{api.WaitingClass, api.NeverClass, api.DiedClass}
-	if err != nil || !slices.Contains(classes, reported.Class) {
-		return httpError{http.StatusBadRequest,
-			`the body is not {"class": "waiting", "never" or "died", "text": "...", "version": number}`}
-	}
-	reported.Text = api.PlainText(reported.Text, waitingText)
-	s.setWaiting(reported)
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// setWaiting stores the cluster's report. An older version is ignored without an error.
-func (s *Supervisor) setWaiting(reported api.Waiting) {
 	s.mu.Lock()
 	if reported.Version <= s.waiting.Version {
 		s.mu.Unlock()
-		return
+		return nil
 	}
 	s.waiting = reported
 	s.recordPullLocked(reported.Pulled)
@@ -68,6 +49,7 @@ func (s *Supervisor) setWaiting(reported api.Waiting) {
 		s.container.SetEndReason(reported.Text)
 	}
 	goroutines.Wake(s.containerReported)
+	return nil
 }
 
 // waitingTextLocked returns why the kernel's container is not there, or "".

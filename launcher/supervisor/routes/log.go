@@ -1,4 +1,4 @@
-package supervisor
+package routes
 
 import (
 	"fmt"
@@ -20,39 +20,38 @@ const (
 // getLog answers with the log of all sessions as JSON lines. With follow, it goes on with new messages until the kernel
 // has ended or the client has gone. A client with the right to read gets nothing, since it would see others' input and
 // replies.
-func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
+func (h *routes) getLog(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get(api.HeaderRight) == api.RightRead {
-		return httpError{http.StatusForbidden, "you may only look at this kernel; its log is its owner's"}
+		return Error{http.StatusForbidden, "you may only look at this kernel; its log is its owner's"}
 	}
 	q, err := logstream.ParseQuery(r.URL.Query())
 	if err != nil {
-		return httpError{http.StatusBadRequest, err.Error()}
+		return Error{http.StatusBadRequest, err.Error()}
 	}
-	name := s.log.Name()
+	name := h.Source.Log.Name()
 	if q.Log != "" && q.Log != name {
-		return httpError{http.StatusConflict,
+		return Error{http.StatusConflict,
 			"log: the kernel was started again by another supervisor and has a new log; read it from its beginning"}
 	}
-	if end := s.log.Tail().Seq; q.After > end {
+	if end := h.Source.Log.Tail().Seq; q.After > end {
 		// A client that waits for these messages would not get them.
-		return httpError{http.StatusBadRequest,
+		return Error{http.StatusBadRequest,
 			fmt.Sprintf("after: this log ends at number %d, so it cannot go on after %d; an earlier log was lost with its "+
 				"supervisor", end, q.After)}
 	}
 	user := r.Header.Get(api.HeaderUser)
-	if err := s.logReaders.admit(user, s.ownedBy); err != nil {
+	if err := h.readers.admit(user, h.kernel.OwnedBy); err != nil {
 		return err
 	}
-	defer s.logReaders.dismiss(user)
+	defer h.readers.dismiss(user)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set(api.HeaderLog, name)
 	w.Header().Set("Connection", "close") // the last deadline would hold for the next request
 	if r.Method == http.MethodHead {
 		return nil
 	}
-	source := logstream.Source{Log: s.log, Over: s.over, Ended: s.ended, Patience: s.logPatience}
-	if err := source.Stream(r.Context(), w, q); err != nil {
-		s.logger.Debug("a reader of the log has gone", logkey.Err, err)
+	if err := h.Source.Stream(r.Context(), w, q); err != nil {
+		h.Logger.Debug("a reader of the log has gone", logkey.Err, err)
 		// Otherwise the response would end as if it were complete.
 		panic(http.ErrAbortHandler)
 	}
@@ -82,7 +81,7 @@ func (l *logReaders) admit(user string, owns func(user string) bool) error {
 		full = owners >= logReadersOfOwner
 	}
 	if full {
-		return httpError{http.StatusServiceUnavailable, "too many readers of this kernel's log"}
+		return Error{http.StatusServiceUnavailable, "too many readers of this kernel's log"}
 	}
 	if l.byUser == nil {
 		l.byUser = map[string]int{}
@@ -97,16 +96,4 @@ func (l *logReaders) dismiss(user string) {
 	if l.byUser[user]--; l.byUser[user] == 0 {
 		delete(l.byUser, user)
 	}
-}
-
-// ended reports whether the kernel is dead, though it may still be started again, or gone for good.
-func (s *Supervisor) ended() bool {
-	select {
-	case <-s.over:
-		return true
-	default:
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.use.State() == api.Dead
 }

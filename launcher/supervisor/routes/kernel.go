@@ -1,0 +1,180 @@
+package routes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// reportText is the most bytes of what the cluster reports that are shown.
+const reportText = 1000
+
+// maxAssignment bounds the body of an assignment, in bytes. Linux allows about as much for a process.
+const maxAssignment = 2 << 20
+
+func (h *routes) getModel(w http.ResponseWriter, _ *http.Request) error {
+	writeJSON(w, http.StatusOK, h.kernel.Model())
+	return nil
+}
+
+// patchKernel sets the time until which the kernel is kept, whether or not it is idle.
+func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		KeepUntil json.RawMessage `json:"keep_until"`
+	}
+	b, err := readBody(w, r, 4<<10)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.DisallowUnknownFields()
+		err = d.Decode(&body)
+	}
+	if err != nil || body.KeepUntil == nil {
+		return Error{http.StatusBadRequest, `the body is not {"keep_until": "2006-01-02T15:04:05Z" or null}`}
+	}
+	var text *string
+	var until time.Time
+	if err = json.Unmarshal(body.KeepUntil, &text); err == nil && text != nil {
+		until, err = time.Parse(time.RFC3339, *text)
+	}
+	if err != nil {
+		return Error{http.StatusBadRequest, "keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339)"}
+	}
+	if err := h.kernel.Keep(until); err != nil {
+		return err
+	}
+	return h.getModel(w, r)
+}
+
+func (h *routes) deleteKernel(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		Reason string `json:"reason"`
+	}
+	b, err := readBody(w, r, 64<<10)
+	if err == nil && len(b) > 0 {
+		err = json.Unmarshal(b, &body)
+	}
+	if err != nil {
+		return Error{http.StatusBadRequest, "the body is not {\"reason\": \"...\"}"}
+	}
+	if body.Reason == "" {
+		body.Reason = "it was shut down on request"
+	}
+	// A stop is carried out even if its client goes.
+	err = h.kernel.Stop(context.WithoutCancel(r.Context()), body.Reason)
+	if errors.Is(err, ErrOver) {
+		err = nil
+	}
+	return noContent(w, err)
+}
+
+// noContent answers a request that has succeeded, unless err says that it has not.
+func noContent(w http.ResponseWriter, err error) error {
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+func (h *routes) postInterrupt(w http.ResponseWriter, _ *http.Request) error {
+	return noContent(w, h.kernel.Interrupt())
+}
+
+func (h *routes) postRestart(w http.ResponseWriter, r *http.Request) error {
+	err := h.kernel.Restart(context.WithoutCancel(r.Context()))
+	if err != nil && !errors.Is(err, ErrOver) {
+		return Error{http.StatusInternalServerError, err.Error()}
+	}
+	if err != nil {
+		return err
+	}
+	h.awaitUp(r.Context())
+	return h.getModel(w, r)
+}
+
+// awaitUp returns when the kernel has answered or is dead, at the latest after restartWait. A client may take a kernel
+// that is not up for dead: jupyter_client's GatewayKernelManager fails if an answer takes a second.
+func (h *routes) awaitUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, restartWait)
+	defer cancel()
+	for {
+		st, changed := h.kernel.Status()
+		if st.State != api.Starting && st.State != api.Restarting {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		case <-h.Source.Over:
+			return
+		}
+	}
+}
+
+// putAssignment gives the kernel to its owner. It answers when the kernel has the variables and the working directory.
+func (h *routes) putAssignment(w http.ResponseWriter, r *http.Request) error {
+	b, err := readBody(w, r, maxAssignment)
+	var a api.Assignment
+	if err == nil {
+		err = json.Unmarshal(b, &a)
+	}
+	if err == nil {
+		err = a.Validate()
+	}
+	if err != nil {
+		return Error{http.StatusBadRequest, "the body is not an assignment: " + err.Error()}
+	}
+	return noContent(w, h.kernel.Assign(r.Context(), a))
+}
+
+func (h *routes) putLimits(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		LogLimit int64 `json:"log_limit"`
+	}
+	b, err := readBody(w, r, 4<<10)
+	if err == nil {
+		err = json.Unmarshal(b, &body) // a newer gateway may send more fields
+	}
+	if err != nil || body.LogLimit <= 0 {
+		return Error{http.StatusBadRequest, "the body is not {\"log_limit\": bytes}"}
+	}
+	h.Source.Log.SetLimit(body.LogLimit)
+	return noContent(w, nil)
+}
+
+func (h *routes) putWaiting(w http.ResponseWriter, r *http.Request) error {
+	var reported api.Waiting
+	b, err := readBody(w, r, 16<<10)
+	if err == nil {
+		err = json.Unmarshal(b, &reported)
+	}
+	classes := []string{api.WaitingClass, api.NeverClass, api.DiedClass}
+	if err != nil || !slices.Contains(classes, reported.Class) {
+		return Error{http.StatusBadRequest,
+			`the body is not {"class": "waiting", "never" or "died", "text": "...", "version": number}`}
+	}
+	reported.Text = api.PlainText(reported.Text, reportText)
+	return noContent(w, h.kernel.SetWaiting(reported))
+}
+
+// putNodeNotice stores why the kernel's node will go away soon. The pod and its kernel still run.
+func (h *routes) putNodeNotice(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		Text *string `json:"text"`
+	}
+	b, err := readBody(w, r, 16<<10)
+	if err == nil {
+		err = json.Unmarshal(b, &body)
+	}
+	if err != nil || body.Text == nil {
+		return Error{http.StatusBadRequest, `the body is not {"text": "..."}`}
+	}
+	h.kernel.SetNodeNotice(api.PlainText(*body.Text, reportText))
+	return noContent(w, nil)
+}

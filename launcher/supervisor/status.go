@@ -1,0 +1,114 @@
+package supervisor
+
+import (
+	"net/http"
+	"os"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
+)
+
+var _ routes.Kernel = (*Supervisor)(nil)
+
+// Handler serves the kernel's routes. See routes.New.
+func (s *Supervisor) Handler() http.Handler {
+	return routes.New(s, routes.Options{KernelID: s.cfg.KernelID, Token: s.cfg.Token, Logger: s.logger,
+		Source: logstream.Source{Log: s.log, Over: s.over, Ended: s.ended, Patience: s.logPatience}})
+}
+
+// ended reports whether the kernel is dead, though it may still be started again, or gone for good.
+func (s *Supervisor) ended() bool {
+	select {
+	case <-s.over:
+		return true
+	default:
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.use.State() == api.Dead
+}
+
+// Model implements routes.Kernel.
+func (s *Supervisor) Model() api.Model {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := api.Model{
+		ID:             s.cfg.KernelID,
+		Name:           s.cfg.SpecName,
+		LastActivity:   s.use.LastActivity().UTC().Format(api.TimeFormat),
+		ExecutionState: s.use.State(),
+		Connections:    s.sessions.Active(),
+		Reason:         s.shownReasonLocked(),
+	}
+	m.GPU, m.Memory = s.use.Held(), s.memoryLocked().Bytes
+	if at := s.use.Plan(s.sessions.Active() > 0).At; !at.IsZero() {
+		m.CullAt = at.UTC().Format(api.TimeFormat)
+	}
+	if until := s.use.Kept(); !until.IsZero() {
+		m.KeepUntil = until.Format(api.TimeFormat)
+	}
+	return m
+}
+
+// shownReasonLocked returns the reason that users are shown: for a death, a wait, a fault, or a node that will go away.
+// "" means none of these.
+func (s *Supervisor) shownReasonLocked() string {
+	if text := s.waitingTextLocked(); text != "" {
+		return text
+	}
+	switch {
+	case s.reason != "":
+		return s.reason
+	case s.heartbeatMissed:
+		return silentReason
+	}
+	return s.nodeNotice
+}
+
+// Status returns the status and a channel that is closed at its next change.
+func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
+	size, limit := s.log.Sizes()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := api.Status{
+		Protocol:     api.ProtocolVersion,
+		Build:        s.build,
+		KernelID:     s.cfg.KernelID,
+		PID:          os.Getpid(),
+		Epoch:        s.epoch,
+		State:        s.use.State(),
+		Reason:       s.shownReasonLocked(),
+		LastActivity: s.use.LastActivity().UTC(),
+		Computes:     s.use.Computes,
+		NodeNotice:   s.nodeNotice,
+		Connections:  s.sessions.Active(),
+		CullAt:       s.use.Plan(s.sessions.Active() > 0).At.UTC(),
+		KeepUntil:    s.use.Kept(),
+		LogBytes:     size,
+		LogLimit:     limit,
+		Counts:       s.countsLocked(),
+		GPU:          s.use.Held(),
+		GPUUse:       s.use.GPUs.Sum,
+		GPUs:         len(s.cfg.GPUSamples.Devices),
+		Started:      s.use.Started.UTC(),
+		Warm:         s.assign.warm,
+		Memory:       s.memoryLocked().Bytes,
+	}
+	if s.process != nil {
+		st.KernelPID = s.process.PID()
+	}
+	if s.cfg.SameMachine {
+		st.ParentPID = os.Getppid()
+	}
+	return st, s.change
+}
+
+func (s *Supervisor) countsLocked() api.Counts {
+	c := s.traffic.read()
+	c.LogEvicted = s.log.Evicted()
+	if s.adopted && !s.inherited.Left {
+		c.Failed = 1
+	}
+	return c
+}
