@@ -4,8 +4,6 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/gorilla/websocket"
-
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
@@ -132,5 +130,5 @@ func (c *Conn) writePings() error {
 	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent, messages: c.messages})
 	c.mu.Unlock()
 	c.lastPing, c.sincePing, c.pingNow = now, 0, false
-	return c.ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, n), now.Add(flow.Patience))
+	return c.flow.WriteFrame(flow.Ping, binary.BigEndian.AppendUint64(nil, n))
 }

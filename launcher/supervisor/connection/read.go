@@ -12,6 +12,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 )
 
 // read handles the client's messages until the connection ends. It never waits for the kernel.
@@ -79,11 +80,11 @@ func (c *Conn) read() {
 func (c *Conn) answerClose(code int) {
 	late := time.AfterFunc(answerTimeout, func() { c.flow.Close() }) //nolint:errcheck // the peer has given it up
 	defer late.Stop()
-	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, ""), time.Now().Add(answerTimeout))
+	err := c.flow.WriteFrame(flow.Close, websocket.FormatCloseMessage(code, ""))
 	if err == nil {
 		err = c.flow.Flush()
 	}
-	if err != nil && !errors.Is(err, websocket.ErrCloseSent) { // the peer's frame may be an answer
+	if err != nil && !errors.Is(err, flow.ErrClosing) { // the peer's frame may be an answer
 		c.o.Logger.Debug("close frame was not delivered", logkey.Err, err)
 	}
 }

@@ -77,7 +77,7 @@ func (c *Conn) write(ctx context.Context) {
 			if err := c.writeDirect(); err != nil {
 				return
 			}
-			if err := c.ws.WriteControl(websocket.PongMessage, data, time.Now().Add(flow.Patience)); err != nil {
+			if err := c.flow.WriteFrame(flow.Pong, data); err != nil {
 				return
 			}
 		case f := <-c.end:
@@ -116,8 +116,8 @@ func (c *Conn) closeWrite() { _ = c.flow.CloseWrite() } // an error shows in the
 func (c *Conn) writeClose(f framing.CloseError) {
 	c.noteLocal()
 	closing := websocket.FormatCloseMessage(f.Code, framing.ShortReason(f.Reason))
-	err := c.ws.WriteControl(websocket.CloseMessage, closing, time.Now().Add(closeGrace))
-	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, websocket.ErrCloseSent) {
+	err := c.flow.WriteFrame(flow.Close, closing)
+	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, flow.ErrClosing) {
 		c.o.Logger.Debug("close frame was not delivered", logkey.Err, err)
 	}
 }

@@ -1,5 +1,6 @@
-// Package flow controls how a client's websocket is written. A Conn gathers messages into large writes and knows
-// whether its peer still makes progress. A Pacer says when to wait for more messages. The package knows nothing of
+// Package flow is the writing half of a client's websocket: its frames, control frames too, but for compressed messages
+// and the library's answers to invalid frames. A Conn gathers messages into large writes and knows whether its peer
+// still makes progress. A Pacer says when to wait for more messages. The package knows nothing of
 // messages or sessions, and starts no goroutine.
 package flow
 
@@ -20,7 +21,7 @@ import (
 // Patience is how long a peer may make no progress, plus the time that slowest takes for the unacknowledged bytes.
 const Patience = 45 * time.Second
 
-// ErrClosing is returned by WriteFrame after a close frame.
+// ErrClosing is returned by writes after a close frame.
 var ErrClosing = errors.New("a close frame was sent")
 
 const (
@@ -106,6 +107,9 @@ func (f *Conn) Cork() {
 func (f *Conn) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.closing {
+		return 0, ErrClosing
+	}
 	if n, err := f.writeLocked(p); err != nil {
 		return n, err
 	}
@@ -119,18 +123,21 @@ func (f *Conn) Write(p []byte) (int, error) {
 const (
 	Text   = 0x1
 	Binary = 0x2
+	Close  = 0x8
+	Ping   = 0x9
+	Pong   = 0xa
 
-	opClose    = 0x8
 	final      = 0x80
 	controlMax = 125 // bytes of a control frame's payload
 )
 
-// isClose reports whether a write of the websocket library is a close frame. It writes a control frame at once, and the
-// rest of a message in larger pieces than that.
-func isClose(p []byte) bool { return len(p) <= 2+controlMax && len(p) > 0 && p[0] == final|opClose }
+// isClose reports whether a write of the websocket library is a close frame, by which it answers invalid frames. It
+// writes a control frame at once, and the rest of a message in larger pieces than that.
+func isClose(p []byte) bool { return len(p) <= 2+controlMax && len(p) > 0 && p[0] == final|Close }
 
-// WriteFrame writes one whole data frame, past the websocket library, whose frames it never divides. The payload has
-// several parts, which are not kept. Large ones are not copied. After Cork it may only gather the bytes.
+// WriteFrame writes one whole frame, past the websocket library, whose frames it never divides. The payload has several
+// parts, which are not kept. Large ones are not copied. After Cork it may only gather the bytes. Nothing follows a close
+// frame. The payload of a control frame has at most 125 bytes.
 func (f *Conn) WriteFrame(opcode byte, parts ...[]byte) error {
 	size := 0
 	for _, part := range parts {
@@ -152,6 +159,7 @@ func (f *Conn) WriteFrame(opcode byte, parts ...[]byte) error {
 		header = binary.BigEndian.AppendUint64(append(header, 127), uint64(size))
 	}
 	f.gatherLocked(header)
+	f.closing = opcode == Close
 	for _, part := range parts {
 		if _, err := f.writeLocked(part); err != nil {
 			return err

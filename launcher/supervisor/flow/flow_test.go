@@ -110,16 +110,25 @@ func writeFrames(ws *websocket.Conn, f *Conn, sizes [][]int, corked bool) error 
 		if err := f.WriteFrame(Binary, content(i, parts)...); err != nil {
 			return err
 		}
-		if err := ws.WriteControl(websocket.PingMessage, []byte("hi"), time.Now().Add(time.Minute)); err != nil {
+		if err := f.WriteFrame(Ping, []byte("hi")); err != nil {
 			return err
 		}
 	}
 	closing := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
-	if err := ws.WriteControl(websocket.CloseMessage, closing, time.Now().Add(time.Minute)); err != nil {
+	if corked { // the library has answered invalid frames
+		if err := ws.WriteControl(websocket.CloseMessage, closing, time.Now().Add(time.Minute)); err != nil {
+			return err
+		}
+	} else if err := f.WriteFrame(Close, closing); err != nil {
 		return err
 	}
-	if err := f.WriteFrame(Text, []byte("late")); !errors.Is(err, ErrClosing) {
-		return fmt.Errorf("a frame behind the close frame: %w", err)
+	for _, opcode := range []byte{Text, Ping, Close} {
+		if err := f.WriteFrame(opcode, []byte("late")); !errors.Is(err, ErrClosing) {
+			return fmt.Errorf("a frame behind the close frame: %w", err)
+		}
+	}
+	if _, err := f.Write([]byte("late")); !errors.Is(err, ErrClosing) {
+		return fmt.Errorf("bytes of the library behind the close frame: %w", err)
 	}
 	if err := f.Flush(); err != nil {
 		return err
