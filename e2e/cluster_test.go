@@ -157,6 +157,16 @@ func (c *cluster) run(args ...string) (string, error) {
 	return string(out), err
 }
 
+// images builds images and loads them into the cluster. The script does not begin while mendOnce starts a program again
+// for another test.
+func (c *cluster) images(t *testing.T, names ...string) {
+	t.Helper()
+	eventually(t, time.Minute, "the images are loaded", func() error {
+		_, err := c.run(append([]string{"images"}, names...)...)
+		return err
+	})
+}
+
 // kubectl runs kubectl and returns what it prints.
 func (c *cluster) kubectl(t *testing.T, stdin string, args ...string) string {
 	t.Helper()

@@ -106,9 +106,7 @@ func enterpriseGateway(t *testing.T, image string) (k *inCluster, peers string) 
 	peers = enterprisePeers(t, theInstallation(t))
 	c := theCluster(t)
 	c.needsOwn(t, "it loads an image")
-	if _, err := c.run("images", image); err != nil {
-		t.Fatal(err)
-	}
+	c.images(t, image)
 	k = c.newGateway(t, c.newNamespace(t), c.kubeconfig, "--start-wait", "30s")
 	k.enterpriseUsers()
 	return k, peers

@@ -222,9 +222,7 @@ func TestE2E_KubeHub(t *testing.T) {
 	t.Parallel() // it mostly waits
 	in, c := theInstallation(t), theCluster(t)
 	c.needsOwn(t, "it loads an image, and its volumes are folders of this machine")
-	if _, err := c.run("images", "jupyterhub"); err != nil {
-		t.Fatal(err)
-	}
+	c.images(t, "jupyterhub")
 	text, err := os.ReadFile(filepath.Join(in.repository, "docs/from-jupyterhub.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -110,12 +110,19 @@ func (k *inCluster) jobsEnd() {
 	if code, _, errs := k.prints("jobs", "rm", long, loses, endless); code != 0 {
 		t.Errorf("ekg jobs rm: %d %s", code, errs)
 	}
-	out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmaps", "-o", "name", "-l",
-		"app.kubernetes.io/component in (record,record-piece)")
-	// A killed gateway may leave pieces of the two notebooks that it has just saved. They are swept up later.
-	if left := strings.Fields(out); err != nil || len(left) > 8 || strings.Contains(out, "ekg-record.jobs.") {
-		t.Errorf("records of removed jobs are left: %q, %v", left, err)
+	// A killed gateway may leave pieces of two notebooks, and of a job's record. They are swept up later. The head of each
+	// job's record is gone.
+	heads, pieces := k.configMaps("record"), k.configMaps("record-piece")
+	if len(heads)+len(pieces) > 8 || strings.Contains(strings.Join(heads, " "), "ekg-record.jobs.") {
+		t.Errorf("records of removed jobs are left: %q, and their pieces %q", heads, pieces)
 	}
+}
+
+// configMaps returns the names of the config maps of a component.
+func (k *inCluster) configMaps(component string) []string {
+	k.t.Helper()
+	return strings.Fields(k.cluster.kubectl(k.t, "", "-n", k.namespace, "get", "configmaps", "-o", "name", "-l",
+		"app.kubernetes.io/component="+component))
 }
 
 // TestE2E_KubeJobsPreempted: a notebook's kernel displaces the pod of a job with a lower PriorityClass. The job says

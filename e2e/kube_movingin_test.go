@@ -278,9 +278,7 @@ func TestE2E_KubeMovingIn(t *testing.T) {
 	source := filepath.Join(enterprisePeers(t, in), "eg-source")
 	c := theCluster(t)
 	c.needsOwn(t, "it loads images")
-	if _, err := c.run("images", "kernel-eg", "enterprise-gateway"); err != nil {
-		t.Fatal(err)
-	}
+	c.images(t, "kernel-eg", "enterprise-gateway")
 	document, err := os.ReadFile(filepath.Join(in.repository, "docs/from-enterprise-gateway.md"))
 	if err != nil {
 		t.Fatal(err)
