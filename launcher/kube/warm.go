@@ -91,7 +91,7 @@ func (w *warmStore) watch() (err error) {
 // warmInformer watches the pods of warm kernels in the kernels' namespace. It ends with the launcher.
 func (l *Launcher) warmInformer() (cache.SharedIndexInformer, error) {
 	ns := l.opts.Pods.Namespace
-	pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
+	pods := cache.NewSharedIndexInformer(gpuview.ListThenWatch{ListWatch: &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = selectWarm
 			return l.client.CoreV1().Pods(ns).List(ctx, o)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -71,25 +72,18 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 	return nil
 }
 
-// listThenWatch makes an informer list before it watches. An informer that gets the list through its watch does not
-// report that the API server refuses connections. Then the gateway could not say why kernels cannot be listed.
-type listThenWatch struct{ *cache.ListWatch }
-
-// IsWatchListSemanticsUnSupported is called by client-go.
-func (listThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
-
 // listWatcher is a client of one resource.
 type listWatcher[L runtime.Object] interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// persistent lists and watches with a client of one resource, and repeats requests that are not answered. Whether they
-// work is recorded under a key that is not nil.
+// persistent lists and then watches with a client of one resource, and repeats requests that are not answered. Whether
+// they work is recorded under a key that is not nil, so the gateway can say why kernels cannot be listed.
 func persistent[L runtime.Object](
 	l *Launcher, key *watchKey, client listWatcher[L], choose func(*metav1.ListOptions),
 ) cache.ListerWatcher {
-	return listThenWatch{&cache.ListWatch{
+	return gpuview.ListThenWatch{ListWatch: &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			choose(&o)
 			return untilAnswered(ctx, l, func() (L, error) {

@@ -83,11 +83,12 @@ func (m *Machines) Notice(name string) (text string, known bool) {
 	return podstatus.NodeNotice(node), true
 }
 
-// listThenWatch makes an informer list before it watches, so that it reports a list that is not allowed.
-type listThenWatch struct{ *cache.ListWatch }
+// ListThenWatch makes an informer list before it watches. An informer that gets the list through its watch does not
+// report that the API server refuses connections, or that the list is not allowed.
+type ListThenWatch struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported is called by client-go.
-func (listThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
+func (ListThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
 // listWatchOf lists and watches with a client of one resource.
 func listWatchOf[L runtime.Object](client interface {
@@ -105,7 +106,7 @@ func listWatchOf[L runtime.Object](client interface {
 // watch starts an informer of a resource, called name in sentences. It reports the first failure in the log.
 func (m *Machines) watch(name string, of runtime.Object, trim cache.TransformFunc, lw cache.ListWatch,
 ) cache.SharedIndexInformer {
-	informer := cache.NewSharedIndexInformer(listThenWatch{&lw}, of, 0, nil)
+	informer := cache.NewSharedIndexInformer(ListThenWatch{&lw}, of, 0, nil)
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
