@@ -62,6 +62,32 @@ func TestConn_Deadline(t *testing.T) {
 	}
 }
 
+// TestConn_BusyMachine: a write that takes long on a busy machine is no progress of the peer while the buffers have room.
+// Otherwise each ping to a silent peer could keep its connection for longer.
+func TestConn_BusyMachine(t *testing.T) {
+	for _, tt := range []struct {
+		owed     int64
+		progress bool
+	}{{0, false}, {roomy, false}, {roomy + 1, true}} {
+		f := NewConn(slowConn{}, func() int64 { return tt.owed })
+		before := f.progress.Load()
+		if _, err := f.Write([]byte("ping")); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.progress.Load() != before; got != tt.progress {
+			t.Errorf("with %d bytes unacknowledged, a slow write is progress: %v", tt.owed, got)
+		}
+	}
+}
+
+// slowConn is a connection on a busy machine.
+type slowConn struct{ sinkConn }
+
+func (slowConn) Write(p []byte) (int, error) {
+	<-time.After(2 * blocked)
+	return len(p), nil
+}
+
 // TestConn_WriteFrame checks the bytes of frames of all lengths and parts, corked and not, with control frames of the
 // library among them.
 func TestConn_WriteFrame(t *testing.T) {
