@@ -208,12 +208,13 @@ func (r replicaLeases) Update(ctx context.Context, lease *coordinationv1.Lease,
 	return r.LeaseInterface.Update(ctx, lease, o)
 }
 
-// openReplica opens another gateway of a cluster.
-func openReplica(t *testing.T, c *testCluster, limits launcher.Limits) *replica {
+// openReplica opens another gateway of a cluster. Its lease lasts for the given time after its process was stopped.
+func openReplica(t *testing.T, c *testCluster, limits launcher.Limits, lease time.Duration) *replica {
 	t.Helper()
 	p := newProcess()
 	l := openTest(t, c, func(o *Options, tm *timing) {
 		fastAdmission(limits)(o, tm)
+		tm.admission.duration, tm.admission.renew = lease, lease*3/4
 		client := replicaClient{c.Clientset, p}
 		o.Cluster = &Cluster{client: client, leases: client, Namespace: "ns"}
 	})

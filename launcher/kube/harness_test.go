@@ -227,7 +227,7 @@ func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Lau
 	if change != nil {
 		change(&o, &tm)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	l, err := open(ctx, o, tm, func(*Cluster) poddial.Dialer { return c.pods })
 	if err != nil {
@@ -301,7 +301,7 @@ func (c *testCluster) setPod(t testing.TB, name string, change func(*corev1.Pod)
 
 func waitFor(t testing.TB, l *Launcher, id string, cond func(launcher.Kernel) bool) launcher.Kernel {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	k, err := l.Wait(ctx, id, cond)
 	if err != nil {

@@ -130,7 +130,7 @@ func (p *place) start(l *Launcher, n int, mode string) launcher.Kernel {
 // wait waits until cond is true for a kernel.
 func wait(t *testing.T, l *Launcher, n int, what string, cond func(launcher.Kernel) bool) launcher.Kernel {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	k, err := l.Wait(ctx, id(n), cond)
 	if err != nil {
@@ -153,7 +153,7 @@ func processesOf(t *testing.T, p *place, n int) processIDs {
 
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -161,7 +161,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("not within 15 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }

@@ -9,10 +9,10 @@ import (
 
 const (
 	pause = 5 * time.Millisecond // between two looks
-	limit = 20 * time.Second     // long enough for a loaded machine
+	limit = 60 * time.Second     // long enough for a loaded machine
 )
 
-// Until returns when cond returns true. It fails the test with what after 20 seconds. It must be called from the test's
+// Until returns when cond returns true. It fails the test with what after a minute. It must be called from the test's
 // own goroutine, which also calls cond.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
