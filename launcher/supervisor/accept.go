@@ -8,7 +8,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
-	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 )
@@ -20,7 +19,7 @@ const maxAsked = 16
 func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.activateLocked(c)
+	s.clients.sessions.Activate(c.attachment)
 	c.attachment.NoteInput()
 	s.memory.Passes(m.Size())
 	if c.readOnly {
@@ -30,7 +29,7 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 	if c.relay {
 		switch accepted, rejected := c.session.HasAccepted(h.MsgID); {
 		case rejected: // the answer may be lost
-			s.rejectLocked(c, &m, h, "Rejected", "this was not run, since the kernel could not take it: run it again")
+			s.clients.reject(c, &m, h, "Rejected", "this was not run, since the kernel could not take it: run it again")
 			return nil
 		case accepted:
 			return nil
@@ -38,7 +37,7 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 	}
 	name, reason := s.rejectionLocked(c, &m, h)
 	if name != "" {
-		s.rejectLocked(c, &m, h, name, reason)
+		s.clients.reject(c, &m, h, name, reason)
 	} else if end := s.admitLocked(c, m, h); end != nil {
 		return end
 	}
@@ -57,7 +56,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 	switch {
 	case s.use.State() == api.Dead:
 		return "KernelDied", s.reason
-	case m.Channel != jupyter.Stdin && s.requests.OfOther(h.MsgID, c.session.User):
+	case m.Channel != jupyter.Stdin && s.clients.requests.OfOther(h.MsgID, c.session.User):
 		return "DuplicateID", "another user's request with this msg_id is not finished"
 	case h.MsgType == "shutdown_request" && c.guest:
 		return "Forbidden", "only the kernel's owner may shut it down; you may restart it"
@@ -76,22 +75,22 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 	}
 	var prompt *prompts.Prompt
 	if m.Channel == jupyter.Stdin && h.MsgType == "input_reply" {
-		p, ok := s.matchInputLocked(c, &m)
+		p, ok := s.clients.matchInput(c, &m)
 		if !ok {
 			return nil
 		}
 		prompt = p
 		s.use.Used()
 	}
-	r := s.registerLocked(c.session, &m, h)
+	r := s.clients.register(c.session, &m, h)
 	if err := s.gates[m.Channel].Push(m, r); err != nil {
 		if r != nil {
-			s.finishLocked(r)
+			s.clients.finish(r)
 		}
 		return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: err.Error()}
 	}
 	if prompt != nil {
-		s.prompts.Answered(prompt, c.session)
+		s.clients.prompts.Answered(prompt, c.session)
 	}
 	s.showWaitingLocked()
 	return nil
@@ -109,14 +108,14 @@ type asked struct {
 func (s *Supervisor) answerReaderLocked(c *clientConn, q asked) {
 	switch {
 	case q.h.MsgType != "kernel_info_request" || q.m.Channel == jupyter.Stdin:
-		s.rejectLocked(c, &q.m, q.h, "Forbidden", "you may only look at this kernel")
+		s.clients.reject(c, &q.m, q.h, "Forbidden", "you may only look at this kernel")
 	case s.use.State() == api.Dead:
-		s.rejectLocked(c, &q.m, q.h, "KernelDied", s.reason)
+		s.clients.reject(c, &q.m, q.h, "KernelDied", s.reason)
 	case s.kernelInfo != nil && s.upLocked():
 		m := plainKernelInfo(q.m.Channel, q.h)
 		c.send(s.kernelInfoLocked(&m)...)
 	case len(c.asked) >= maxAsked:
-		s.rejectLocked(c, &q.m, q.h, "TooMany", "too many requests of this page wait for the kernel")
+		s.clients.reject(c, &q.m, q.h, "TooMany", "too many requests of this page wait for the kernel")
 	default:
 		q.m = plainKernelInfo(q.m.Channel, q.h) // the message keeps its whole frame in memory
 		c.asked = append(c.asked, q)
@@ -133,7 +132,7 @@ func plainKernelInfo(c jupyter.Channel, h jupyter.Header) jupyter.Message {
 // answerReadersLocked answers the kernel_info_requests of readers that have waited for the kernel to be up, or to be
 // dead.
 func (s *Supervisor) answerReadersLocked() {
-	for c := range s.clients {
+	for c := range s.clients.connected {
 		waiting := c.asked
 		c.asked = nil
 		for _, q := range waiting {
@@ -146,22 +145,6 @@ func (s *Supervisor) upLocked() bool {
 	return s.use.State() == api.Idle || s.use.State() == api.Busy
 }
 
-// rejectLocked answers a request that does not reach the kernel, on the connection that it came from.
-func (s *Supervisor) rejectLocked(c *clientConn, m *jupyter.Message, h jupyter.Header, ename, reason string) {
-	if h.MsgID == "" || m.Channel == jupyter.Stdin {
-		return
-	}
-	var answers []jupyter.Message
-	if h.MsgType == "execute_request" {
-		answers = append(answers, s.notices.Line(m.Header, "%s", reason))
-	}
-	if hasReply(h.MsgType) && h.MsgType != "kernel_info_request" { // see notice.Fails
-		f := notice.Failure{Status: "error", Name: ename, Reason: reason}
-		answers = append(answers, s.notices.Reply(m.Channel, h.MsgType, m.Header, f))
-	}
-	c.send(append(answers, s.notices.State(api.Idle, m.Header))...)
-}
-
 // kernelInfoLocked returns the supervisor's own answer to a kernel_info_request. A busy kernel would answer only behind
 // its running cell. Every front end asks this first and shows nothing until it has the answer. The present status
 // follows, because the idle of this answer is not the kernel's.
@@ -169,5 +152,5 @@ func (s *Supervisor) kernelInfoLocked(m *jupyter.Message) []jupyter.Message {
 	reply := jupyter.New(m.Channel, "kernel_info_reply", s.notices.Sender(), m.Header, struct{}{})
 	reply.Content = s.kernelInfo
 	return []jupyter.Message{s.notices.State(api.Busy, m.Header), reply, s.notices.State(api.Idle, m.Header),
-		s.presentStatusLocked()}
+		s.clients.presentStatus()}
 }

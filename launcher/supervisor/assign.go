@@ -202,7 +202,7 @@ func (s *Supervisor) setInKernel(ctx context.Context, a api.Assignment) error {
 	if err != nil {
 		return err
 	}
-	content, err := s.executeOwn(ctx, b, code)
+	content, err := s.own.execute(ctx, b, code)
 	if err != nil {
 		return err
 	}

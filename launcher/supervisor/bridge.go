@@ -87,7 +87,7 @@ func (s *Supervisor) openBridge(
 		log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized,
 		awaitDisk: s.log.AwaitDisk,
 		unsent:    s.unsent, sent: &s.traffic.toKernel,
-		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
+		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.own.session,
 		failed: make(chan error, 1), nudged: make(chan struct{}), missed: make(chan struct{}, 1),
 		quiet: make(chan struct{}),
 	}
@@ -272,12 +272,12 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 	}
 	s.instant = s.now() // reading the clock takes as long as scanning a header
 	id, msgType := jupyter.IDAndType(m.Header)
-	s.findGapsLocked(b, &m, id)
-	parent, err := s.parseParentLocked(&m)
+	s.clients.findGaps(&b.gaps, &m, id)
+	parent, err := s.clients.parseParent(&m)
 	if err != nil {
 		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), logkey.Err, err)
 	}
-	if parent.Session == s.ownSession {
+	if parent.Session == s.own.session {
 		s.deliverOwnLocked(b, &m, parent)
 		return
 	}
@@ -300,30 +300,15 @@ func (s *Supervisor) deliverOversized(b *bridge, c jupyter.Channel, first [][]by
 	m, known := jupyter.ParseHead(c, first)
 	s.mu.Lock()
 	if s.bridge == b && known {
-		s.findGapsLocked(b, &m, jupyter.RawField(m.Header, "msg_id"))
+		s.clients.findGaps(&b.gaps, &m, jupyter.RawField(m.Header, "msg_id"))
 	}
-	if r := s.runningCellLocked(); !known && r != nil {
+	if r := s.clients.runningCell(); !known && r != nil {
 		m = jupyter.Message{Channel: jupyter.IOPub, Header: []byte("{}"), Parent: r.Header}
 	}
 	s.mu.Unlock()
 	if m.Header != nil {
 		s.deliver(b, notice.LeftOut(&m, large.Bytes, why))
 	}
-}
-
-// parseParentLocked reads the parent_header. Most messages have the same parent as the previous message, and share its
-// memory.
-func (s *Supervisor) parseParentLocked(m *jupyter.Message) (jupyter.Header, error) {
-	if bytes.Equal(m.Parent, s.lastParent) {
-		m.Parent = s.lastParent
-		return s.lastParentHeader, nil
-	}
-	h, err := jupyter.ParseHeader(m.Parent)
-	if err == nil && m.Channel == jupyter.IOPub {
-		m.Parent = bytes.Clone(m.Parent) // it outlives the messages around it
-		s.lastParent, s.lastParentHeader = m.Parent, h
-	}
-	return h, err
 }
 
 // deliverOwnLocked handles an answer to a request of the supervisor. No client gets it, and it does not count as
@@ -337,9 +322,9 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 			s.kernelInfo = bytes.Clone(m.Content) // it outlives the messages around it
 			s.notices.Kernel = jupyter.StringField(m.Header, "session")
 		}
-		s.passOwnReplyLocked(m, parent)
+		s.own.pass(m, parent)
 		if parent.MsgID == b.firstID[m.Channel] {
-			s.settleDoubtfulLocked(m.Channel)
+			s.clients.settleDoubtful(m.Channel)
 		}
 		if !b.subscribed {
 			goroutines.Wake(b.missed)
@@ -355,9 +340,9 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 		return
 	}
 	b.ready = true
-	if s.process != nil && s.cellBegan.IsZero() { // else these are other connections to a kernel that is up
+	if s.process != nil && s.clients.cellBegan.IsZero() { // else these are other connections to a kernel that is up
 		s.process.ForgetOutput()
-		s.cellBegan = s.now()
+		s.clients.cellBegan = s.now()
 	}
 	close(b.nudged)
 	s.use.Ready()
@@ -367,7 +352,7 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 	}
 	// Front ends show the last status. That may be the kernel's own "starting", because no client gets the idle behind the
 	// answer to the supervisor's request.
-	s.log.Append(allSessions, s.presentStatusLocked(), true)
+	s.log.Append(allSessions, s.clients.presentStatus(), true)
 	s.answerReadersLocked()
 	s.logger.Info("kernel is ready", logkey.Epoch, s.epoch)
 }
@@ -381,7 +366,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 	if msgType == "iopub_welcome" {
 		return // it is for subscribers only (JEP 65)
 	}
-	s.lastOutput = s.nowLocked()
+	s.clients.lastOutput = s.nowLocked()
 	state, essential := api.State(""), false
 	if msgType == "status" {
 		state = api.State(jupyter.StringField(m.Content, "execution_state"))
@@ -392,56 +377,56 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 	s.use.Observe(msgType, parent, state)
 	if state == api.Idle {
 		essential = true
-		r := s.requests.AwaitingIdle(parent)
-		s.settleGapsLocked(b, r, jupyter.RawField(m.Header, "msg_id"))
-		s.noteRestLocked()
-		if s.withholdIdleLocked(r) {
+		r := s.clients.requests.AwaitingIdle(parent)
+		s.clients.settleGaps(&b.gaps, r, jupyter.RawField(m.Header, "msg_id"))
+		s.interruption.noteRest(s.use.Works())
+		if s.interruption.withholdsIdle(r) {
 			return
 		}
 		if r != nil {
 			r.Idled = true
 			if r.Replied {
-				s.finishLocked(r)
+				s.clients.finish(r)
 			}
-			s.noteNextCellLocked(r, m)
+			s.clients.noteNextCell(r, m)
 		}
 	}
 	s.log.Append(allSessions, *m, essential)
-	if state == api.Idle && s.runningCellLocked() != nil {
+	if state == api.Idle && s.clients.runningCell() != nil {
 		// Front ends show the last status, whatever its parent. JupyterLab asks the kernel of a reloaded notebook on control
 		// whether it debugs. Without this status it would then show a computing kernel as idle.
-		s.log.Append(allSessions, s.presentStatusLocked(), true)
+		s.log.Append(allSessions, s.clients.presentStatus(), true)
 	}
 }
 
 // deliverReplyLocked appends a reply or an input request for the session that asked.
 func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Header) {
 	var to uint64 // the session
-	switch r := s.requests.AwaitingReply(parent, m.Channel); {
+	switch r := s.clients.requests.AwaitingReply(parent, m.Channel); {
 	case m.Channel == jupyter.Stdin:
 		if r == nil {
-			r = s.runningCellLocked() // no known parent: the session whose cell runs
+			r = s.clients.runningCell() // no known parent: the session whose cell runs
 		}
 		if r != nil && jupyter.MsgType(m.Header) == "input_request" {
-			s.askLocked(r, *m)
+			s.clients.ask(r, *m)
 			return
 		}
 		if r != nil {
 			to = r.Session
 		}
-	case r != nil && s.withholdReplyLocked(r, m):
+	case r != nil && s.interruption.withholdsReply(r, m):
 		return
 	case r != nil:
 		to = r.Session
 		r.Replied = true
 		if r.Idled {
-			s.finishLocked(r)
+			s.clients.finish(r)
 		} else {
 			r.RepliedAt = s.now()
-			goroutines.Wake(s.lossPossible)
+			goroutines.Wake(s.clients.lossPossible)
 		}
 	default:
-		if r := s.runningCellLocked(); r != nil {
+		if r := s.clients.runningCell(); r != nil {
 			to = r.Session
 		}
 	}
@@ -456,6 +441,6 @@ func (s *Supervisor) unsent(r *requests.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !r.Finished() {
-		s.loseLocked(r, "the connection to the kernel broke while this was sent: run it again")
+		s.clients.lose(r, "the connection to the kernel broke while this was sent: run it again")
 	}
 }

@@ -101,7 +101,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		return routes.ErrOver
 	default:
 	}
-	if err := s.attachLocked(c, key); err != nil {
+	if err := s.clients.attach(c, key); err != nil {
 		return err
 	}
 	fresh := !c.session.Used()
@@ -128,10 +128,10 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 	c.send = c.conn.Send
 	if fresh && s.use.State() != api.Starting { // otherwise the kernel's own first status follows
 		// JupyterLab leaves the first connection of its session unread. So each one gets the status until one is used.
-		c.send(s.presentStatusLocked())
+		c.send(s.clients.presentStatus())
 	}
-	s.offerAgainLocked(c)
-	s.clients[c] = struct{}{}
+	s.clients.offerAgain(c)
+	s.clients.connected[c] = struct{}{}
 	s.handlers.Add(1)
 	return nil
 }
@@ -147,36 +147,12 @@ func (s *Supervisor) maxMessageOf(c *clientConn) int64 {
 	return s.maxMessage
 }
 
-// attachLocked attaches a client to its session.
-func (s *Supervisor) attachLocked(c *clientConn, key string) error {
-	o := session.Options{Key: key, User: c.user, Owner: s.OwnedBy(c.user), ReadOnly: c.readOnly, Tail: s.log.Tail(),
-		Floor: s.floor}
-	a, err := s.sessions.Attach(o, s.now())
-	if err != nil {
-		return err
-	}
-	c.attachment, c.session = a, a.Session
-	return nil
-}
-
 func (s *Supervisor) leave(c *clientConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.clients, c)
-	s.detachLocked(c, session.End(c.conn.End()))
+	delete(s.clients.connected, c)
+	s.clients.detach(c, session.End(c.conn.End()))
 	s.handlers.Done()
-}
-
-func (s *Supervisor) detachLocked(c *clientConn, end session.End) {
-	now := s.now()
-	if s.sessions.Detach(c.attachment, end, now) {
-		s.use.Left = now
-	}
-}
-
-// activateLocked notes that a client uses its connection: it has sent a message, or answered pings.
-func (s *Supervisor) activateLocked(c *clientConn) {
-	s.sessions.Activate(c.attachment)
 }
 
 // Receive implements connection.Handler.
@@ -189,7 +165,7 @@ func (c *clientConn) Acknowledge(p messagelog.Position, messages int) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	if c.attachment.NotePong() {
-		c.s.activateLocked(c)
+		c.s.clients.sessions.Activate(c.attachment)
 	}
 	c.attachment.Acknowledge(p, messages)
 }

@@ -97,8 +97,8 @@ func (s *Supervisor) factsLocked() facts {
 			reason:      s.reason,
 			waiting:     s.waiting.Text,
 			node:        s.nodeNotice,
-			silent:      s.heartbeatMissed,
-			connections: s.sessions.Active(),
+			silent:      s.pulse.missed,
+			connections: s.clients.sessions.Active(),
 			keepUntil:   s.use.KeepUntil,
 			process:     s.process,
 			logFull:     api.LogNearlyFull(size, limit),
@@ -109,14 +109,14 @@ func (s *Supervisor) factsLocked() facts {
 		use: useFacts{
 			clock:       c.Version(),
 			state:       c.State(),
-			connections: s.sessions.Active(),
+			connections: s.clients.sessions.Active(),
 			left:        s.use.Left,
 			keepUntil:   s.use.KeepUntil,
 			computes:    s.use.Computes,
 		},
-		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), prompts: s.prompts.Version(),
+		saved: savedFacts{epoch: s.epoch, requests: s.clients.requests.Version(), prompts: s.clients.prompts.Version(),
 			activity: c.LastActivity(),
-			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.sessions.Active() > 0,
+			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.clients.sessions.Active() > 0,
 			keepUntil: s.use.KeepUntil, gpus: s.use.GPUs.Sum.Measured / gpuSave},
 	}
 }

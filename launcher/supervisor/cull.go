@@ -21,10 +21,10 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 	if s.assign.warm {
 		return "", "", pause // it waits for its owner
 	}
-	if p, due := s.use.Due(s.sessions.Active() > 0); due {
+	if p, due := s.use.Due(s.clients.sessions.Active() > 0); due {
 		return p.Reason(now), p.Limit, 0
 	}
-	shown := s.use.Plan(s.sessions.Active() > 0)
+	shown := s.use.Plan(s.clients.sessions.Active() > 0)
 	s.endShown = shown.At
 	switch {
 	case shown.At.IsZero():
@@ -56,7 +56,7 @@ func (s *Supervisor) showWarningLocked(p activity.Plan) {
 		text += " Run a cell to keep it."
 	}
 	s.history.AddNew(s.nowLocked(), api.TimelineWarning, text)
-	for sess := range s.sessions.All() {
+	for sess := range s.clients.sessions.All() {
 		if sess.Connected() {
 			s.notices.Cull.Add(sess.Number, sess.LastCell)
 		}
@@ -66,7 +66,7 @@ func (s *Supervisor) showWarningLocked(p activity.Plan) {
 
 // announceCullLocked shows every session in its last cell why the kernel was culled.
 func (s *Supervisor) announceCullLocked(reason string) {
-	for sess := range s.sessions.All() {
+	for sess := range s.clients.sessions.All() {
 		s.notices.Cull.Add(sess.Number, sess.LastCell)
 	}
 	s.notices.Cull.End("This kernel was ended at " + shownTime(s.now()) + ": " + reason + ". Its variables are gone.")

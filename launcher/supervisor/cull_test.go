@@ -123,7 +123,7 @@ func (i *idling) connects(session string) *clientConn {
 		i.t.Fatal(err)
 	}
 	i.s.mu.Lock()
-	i.s.activateLocked(c)
+	i.s.clients.sessions.Activate(c.attachment)
 	i.s.mu.Unlock()
 	return c
 }
@@ -131,7 +131,7 @@ func (i *idling) connects(session string) *clientConn {
 // shown returns the lines that cells of a session show or have shown, in order.
 func (i *idling) shown(session string) []string {
 	i.s.mu.Lock()
-	sess := i.s.sessions.Find(session)
+	sess := i.s.clients.sessions.Find(session)
 	i.s.mu.Unlock()
 	entries, _, _ := i.s.log.Read(messagelog.Position{}, sess.Number, 1<<20, nil)
 	var all []string
@@ -273,7 +273,7 @@ func TestCull_More(t *testing.T) {
 				{2 * minute, func() {
 					i.s.mu.Lock()
 					defer i.s.mu.Unlock()
-					i.s.abortLocked(i.s.requests.ByID("1")[0], "", "", "")
+					i.s.clients.abort(i.s.clients.requests.ByID("1")[0], "", "", "")
 				}}}
 		}, hour + 2*minute, "it was idle for 1h0m0s"},
 		{"output of a thread", api.Cull{IdleTimeout: hour}, func(i *idling) (all []happening) {

@@ -97,7 +97,7 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 			sent = append(sent, &messagelog.Entry{Message: m})
 		}
 	}}
-	if err := s.attachLocked(c, "ann"); err != nil {
+	if err := s.clients.attach(c, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 { // the second is a repetition or another request
@@ -110,11 +110,11 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 		}
 	}
 	s.mu.Lock()
-	if s.requests.Len() > 3 || s.requests.Pending(c.session.Number) > 3 || s.sessions.Len() != 1 {
+	if s.clients.requests.Len() > 3 || s.clients.requests.Pending(c.session.Number) > 3 || s.clients.sessions.Len() != 1 {
 		t.Errorf("%d requests, %d of them of the session, %d sessions",
-			s.requests.Len(), s.requests.Pending(c.session.Number), s.sessions.Len())
+			s.clients.requests.Len(), s.clients.requests.Pending(c.session.Number), s.clients.sessions.Len())
 	}
-	for r := range s.requests.Open() {
+	for r := range s.clients.requests.Open() {
 		if !json.Valid(r.Header) || len(r.Header) > framing.MaxHeader {
 			t.Errorf("the header %q is kept", r.Header)
 		}

@@ -34,39 +34,38 @@ func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func(
 	defer s.mu.Unlock()
 	b.beats++
 	n := b.beats
-	s.noteBeatLocked(b, asked)
-	s.setSilentLocked(b, false)
+	cell := ""
+	if r := s.clients.runningCell(); r != nil && s.use.BusySince(r.ID, r.Type).Before(asked) {
+		cell = r.ID
+	}
+	// Two answers in the same cell prove it. One does not: it may have been sent at the cell's end, and have overtaken the
+	// last status.
+	s.pulse.inCells = s.pulse.inCells || cell != "" && cell == b.beatCell
+	b.beatCell = cell
+	note := func(missed bool) {
+		if s.bridge == b && s.pulse.missed != missed {
+			s.pulse.missed = missed
+			s.logger.Warn("kernel's heartbeat", logkey.Answered, !missed)
+		}
+	}
+	note(false)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if b.beats == n && !s.mayBeDeafLocked() {
-			s.setSilentLocked(b, true)
+			note(true)
 		}
 	}
 }
 
-// noteBeatLocked notes whether the kernel answers heartbeats while a cell runs. Two answers in the same cell prove it.
-// One does not: it may have been sent at the cell's end, and have overtaken the last status.
-func (s *Supervisor) noteBeatLocked(b *bridge, asked time.Time) {
-	cell := ""
-	if r := s.runningCellLocked(); r != nil && s.use.BusySince(r.ID, r.Type).Before(asked) {
-		cell = r.ID
-	}
-	s.beatsInCells = s.beatsInCells || cell != "" && cell == b.beatCell
-	b.beatCell = cell
+// pulse is what heartbeats have told about the kernel's process.
+type pulse struct {
+	missed  bool // it answers no heartbeat
+	inCells bool // it has answered heartbeats while a cell ran
 }
 
 // mayBeDeafLocked reports whether the kernel may be alive and yet answer nothing, since it computes and may have one
 // thread. Its sockets accept connections all the same.
 func (s *Supervisor) mayBeDeafLocked() bool {
-	return s.bridge != nil && s.use.State() == api.Busy && !s.beatsInCells
-}
-
-// setSilentLocked notes whether the kernel's process answers heartbeats.
-func (s *Supervisor) setSilentLocked(b *bridge, silent bool) {
-	if s.bridge != b || s.heartbeatMissed == silent {
-		return
-	}
-	s.heartbeatMissed = silent
-	s.logger.Warn("kernel's heartbeat", logkey.Answered, !silent)
+	return s.bridge != nil && s.use.State() == api.Busy && !s.pulse.inCells
 }

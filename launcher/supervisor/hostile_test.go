@@ -124,7 +124,7 @@ func TestSupervisor_ForgetsBigRequests(t *testing.T) {
 	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	for q := range r.s.requests.Open() {
+	for q := range r.s.clients.requests.Open() {
 		if cap(q.Header) > 64<<10 {
 			t.Errorf("the header of a request keeps %d bytes alive", cap(q.Header))
 		}
@@ -138,7 +138,7 @@ func TestSupervisor_ForgetsConnections(t *testing.T) {
 	c.result(c.execute("print 1"))
 	var held weak.Pointer[clientConn]
 	r.s.mu.Lock()
-	for served := range r.s.clients {
+	for served := range r.s.clients.connected {
 		held = weak.Make(served)
 	}
 	r.s.mu.Unlock()
@@ -157,21 +157,21 @@ func TestSupervisor_ForgetsOrphans(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
 	for i := range 3 {
 		c := &clientConn{s: s}
-		if err := s.attachLocked(c, ""); err != nil {
+		if err := s.clients.attach(c, ""); err != nil {
 			t.Fatal(err)
 		}
 		for n := range maxOutstanding {
 			m := jupyter.New(jupyter.Shell, "odd_request", "", nil, struct{}{})
-			s.registerLocked(c.session, &m, jupyter.Header{MsgID: fmt.Sprint(i, n), MsgType: "odd_request"})
+			s.clients.register(c.session, &m, jupyter.Header{MsgID: fmt.Sprint(i, n), MsgType: "odd_request"})
 		}
-		s.detachLocked(c, session.End{})
+		s.clients.detach(c, session.End{})
 	}
-	if s.requests.Len() > maxOutstanding {
-		t.Errorf("%d requests of no session are kept, want at most %d", s.requests.Len(), maxOutstanding)
+	if s.clients.requests.Len() > maxOutstanding {
+		t.Errorf("%d requests of no session are kept, want at most %d", s.clients.requests.Len(), maxOutstanding)
 	}
-	s.abortAllLocked("error", "KernelDied", "test")
-	if s.requests.Len() != 0 {
-		t.Errorf("%d requests, %d of no session, are left", s.requests.Len(), s.requests.Pending(noSession))
+	s.clients.abortAll("error", "KernelDied", "test")
+	if s.clients.requests.Len() != 0 {
+		t.Errorf("%d requests, %d of no session, are left", s.clients.requests.Len(), s.clients.requests.Pending(noSession))
 	}
 }
 
@@ -179,15 +179,15 @@ func TestSupervisor_ForgetsOrphans(t *testing.T) {
 func TestSupervisor_NoErrorForKernelInfo(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
 	c := &clientConn{s: s}
-	if err := s.attachLocked(c, "ann"); err != nil {
+	if err := s.clients.attach(c, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	start := s.log.Tail()
 	for _, msgType := range []string{"kernel_info_request", "execute_request"} {
 		m := jupyter.New(jupyter.Shell, msgType, "ann", nil, struct{}{})
-		s.registerLocked(c.session, &m, jupyter.Header{MsgID: msgType, MsgType: msgType})
+		s.clients.register(c.session, &m, jupyter.Header{MsgID: msgType, MsgType: msgType})
 	}
-	s.abortAllLocked("error", "KernelDied", "test")
+	s.clients.abortAll("error", "KernelDied", "test")
 	entries, _, _ := s.log.Read(start, c.session.Number, 1<<20, nil)
 	var types []string
 	for _, e := range entries {
@@ -202,10 +202,10 @@ func TestSupervisor_NoErrorForKernelInfo(t *testing.T) {
 func TestSession_RestartIsAFloor(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
 	c := &clientConn{s: s}
-	if err := s.attachLocked(c, "ann"); err != nil {
+	if err := s.clients.attach(c, "ann"); err != nil {
 		t.Fatal(err)
 	}
-	s.activateLocked(c)
+	s.clients.sessions.Activate(c.attachment)
 	c.attachment.NoteInput()
 	old := s.log.Append(allSessions, numbered(1, 1), false)
 	s.log.Append(allSessions, numbered(2, 1), false)

@@ -65,8 +65,8 @@ func (r *running) promptAcknowledged(c *client) {
 	eventually(r.t, "the prompt is acknowledged", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		sess := r.s.sessions.Find("\x00false\x00" + c.session)
-		return len(r.s.prompts.Waiting()) == 1 && r.s.prompts.Waiting()[0].Acknowledged(sess, sess.Resume())
+		sess := r.s.clients.sessions.Find("\x00false\x00" + c.session)
+		return len(r.s.clients.prompts.Waiting()) == 1 && r.s.clients.prompts.Waiting()[0].Acknowledged(sess, sess.Resume())
 	})
 }
 
@@ -241,12 +241,12 @@ func TestInput_UnknownPrompt(t *testing.T) {
 	clients := map[string]*clientConn{}
 	for _, user := range []string{"ann", "bob"} {
 		clients[user] = &clientConn{s: s, user: user, send: func(...jupyter.Message) {}}
-		if err := s.attachLocked(clients[user], user); err != nil {
+		if err := s.clients.attach(clients[user], user); err != nil {
 			t.Fatal(err)
 		}
 	}
 	passes := func(user string) bool {
-		_, ok := s.matchInputLocked(clients[user], &jupyter.Message{Channel: jupyter.Stdin})
+		_, ok := s.clients.matchInput(clients[user], &jupyter.Message{Channel: jupyter.Stdin})
 		return ok
 	}
 	if !passes("ann") || passes("bob") {
@@ -254,16 +254,16 @@ func TestInput_UnknownPrompt(t *testing.T) {
 	}
 	for _, user := range []string{"bob", "ann"} {
 		m := jupyter.New(jupyter.Shell, "execute_request", user, nil, struct{}{})
-		s.registerLocked(clients[user].session, &m, jupyter.Header{MsgID: user, MsgType: "execute_request"})
+		s.clients.register(clients[user].session, &m, jupyter.Header{MsgID: user, MsgType: "execute_request"})
 		s.use.Observe("status", jupyter.Header{MsgID: user, MsgType: "execute_request"}, api.Busy)
 		if passes("ann") != (user == "ann") || passes("bob") {
 			t.Errorf("while %s's cell runs: ann's passes %v, bob's %v", user, passes("ann"), passes("bob"))
 		}
-		s.runningCellLocked().Doubtful = true
+		s.clients.runningCell().Doubtful = true
 		if passes("ann") != (user == "ann") || passes("bob") != (user == "bob") {
 			t.Errorf("while %s's doubtful cell runs: ann's passes %v, bob's %v", user, passes("ann"), passes("bob"))
 		}
-		s.abortAllLocked("error", "Test", "test")
+		s.clients.abortAll("error", "Test", "test")
 	}
 }
 

@@ -117,7 +117,7 @@ func (s *Supervisor) freeOfListener(b *bridge, proc kernelProcess) bool {
 	endListener(proc)
 	ctx, cancel := context.WithTimeout(context.Background(), freeLimit)
 	defer cancel()
-	reply, err := s.executeOwn(ctx, b, reapListener)
+	reply, err := s.own.execute(ctx, b, reapListener)
 	if err != nil || jupyter.StringField(reply, "status") != "ok" {
 		s.logger.Info("the kernel has not reaped its launcher's listener; its end takes longer", logkey.Err, err)
 		return false

@@ -81,14 +81,14 @@ func (s *Supervisor) lastState(mayMiss bool) ([]byte, error) {
 // incompleteLocked returns which output clients would miss if the supervisor left now; nil if they would miss none.
 func (s *Supervisor) incompleteLocked() error {
 	switch {
-	case s.requests.Len() > 0:
+	case s.clients.requests.Len() > 0:
 		return staysBusy
 	// No supervisor reads what the kernel prints while the supervisors change.
-	case s.now().Sub(s.lastOutput) < quietTime, s.log.Waits():
+	case s.now().Sub(s.clients.lastOutput) < quietTime, s.log.Waits():
 		return staysPrinting
 	case s.bridge != nil && s.bridge.gaps.Open():
 		return staysLosing
-	case !s.sessions.AllRead(s.log.Tail()):
+	case !s.clients.sessions.AllRead(s.log.Tail()):
 		return staysUnread
 	}
 	return nil

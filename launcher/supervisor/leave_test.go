@@ -22,10 +22,10 @@ func TestSupervisor_LeaveReasons(t *testing.T) {
 		want   error
 	}{
 		"an idle kernel":               {func(*Supervisor) {}, false, nil},
-		"a kernel that printed before": {func(s *Supervisor) { s.lastOutput = now.Add(-quietTime) }, false, nil},
-		"a thread of the kernel prints": {func(s *Supervisor) { s.lastOutput = now.Add(-quietTime + 1) }, false,
+		"a kernel that printed before": {func(s *Supervisor) { s.clients.lastOutput = now.Add(-quietTime) }, false, nil},
+		"a thread of the kernel prints": {func(s *Supervisor) { s.clients.lastOutput = now.Add(-quietTime + 1) }, false,
 			staysPrinting},
-		"a thread of the kernel prints, and busy": {func(s *Supervisor) { s.lastOutput = now }, true, nil},
+		"a thread of the kernel prints, and busy": {func(s *Supervisor) { s.clients.lastOutput = now }, true, nil},
 		"output that waits for the disk": {func(s *Supervisor) {
 			const least = 64 << 10
 			s.log = messagelog.New(messagelog.Options{Limit: 1 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
@@ -35,7 +35,7 @@ func TestSupervisor_LeaveReasons(t *testing.T) {
 				runtime.Gosched()
 			}
 		}, false, staysPrinting},
-		"a request": {func(s *Supervisor) { s.addRequestLocked(&requests.Request{ID: "1"}) }, false, staysBusy},
+		"a request": {func(s *Supervisor) { s.clients.add(&requests.Request{ID: "1"}) }, false, staysBusy},
 		"lost messages": {func(s *Supervisor) {
 			s.bridge = &bridge{}
 			for _, n := range []int{1, 5000} {

@@ -300,7 +300,9 @@ func (l *life) reconnect(ctx context.Context, err error) {
 		return
 	}
 	l.disconnect()
-	l.s.markDoubtful()
+	l.s.mu.Lock()
+	l.s.clients.markDoubtful()
+	l.s.mu.Unlock()
 	l.connect(ctx)
 	l.slow.Reset(l.s.slowStart)
 	l.proof.Reset(l.s.redialProof)
@@ -317,8 +319,8 @@ func (l *life) renewIdentity(ctx context.Context) {
 	}
 	l.s.logger.Warn("kernel does not answer its old identity; taking a new one")
 	l.disconnect()
-	l.s.giveUpDoubtful()
 	l.s.mu.Lock()
+	l.s.clients.giveUpDoubtful()
 	l.s.identity = []byte(jupyter.NewID())
 	l.s.mu.Unlock()
 	l.connect(ctx)
@@ -338,8 +340,8 @@ func (l *life) finish(out *outcome) {
 		s.held = nil // the process may live: the locks of its GPUs go with it and its parent
 	}
 	s.mu.Lock()
-	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.cellBegan))
-	s.cellBegan = time.Time{}
+	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.clients.cellBegan))
+	s.clients.cellBegan = time.Time{}
 	s.mu.Unlock()
 	out.reason = exit.Describe(output, s.place())
 	defer func() {
@@ -375,22 +377,22 @@ func (s *Supervisor) endUnstartedLife(out *outcome) {
 
 // endRequestsLocked ends all requests, because the kernel will not answer them.
 func (s *Supervisor) endRequestsLocked(out *outcome) {
-	s.lastParent = nil
+	s.clients.lastParent = nil
 	for _, c := range channels {
 		s.gates[c].Hold(gate.NoProcess)
 		s.gates[c].Discard()
 	}
 	s.notices.Waiting.End("")
 	if out.op != nil && !out.op.stop {
-		s.abortAllLocked("aborted", "KernelRestarted", "the kernel was restarted")
+		s.clients.abortAll("aborted", "KernelRestarted", "the kernel was restarted")
 		return
 	}
 	if out.culled != "" {
 		s.announceCullLocked(out.reason)
-	} else if r := s.requests.OldestCell(); r != nil && r.Session != noSession {
+	} else if r := s.clients.requests.OldestCell(); r != nil && r.Session != noSession {
 		s.log.Append(r.Session, s.notices.Line(r.Header, "The kernel died: %s", out.reason), true)
 	}
-	s.abortAllLocked("error", "KernelDied", out.reason)
+	s.clients.abortAll("error", "KernelDied", out.reason)
 }
 
 // beginLife begins a new life of the kernel in a new epoch. op is the restart that asked for it, or nil; the caller
@@ -406,9 +408,9 @@ func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 	case op != nil:
 		s.use.Reset(api.Starting)
 		// A client that returns after a requested restart reads only the new life's messages.
-		s.floor = s.log.Tail()
-		for sess := range s.sessions.All() {
-			sess.Restart(s.floor)
+		s.clients.floor = s.log.Tail()
+		for sess := range s.clients.sessions.All() {
+			sess.Restart(s.clients.floor)
 		}
 	case s.use.State() == api.Restarting:
 		s.use.Reset(api.Restarting)
@@ -441,9 +443,7 @@ func (s *Supervisor) setBridge(b *bridge) {
 	s.mu.Lock()
 	old := s.bridge
 	s.bridge = b
-	if s.heartbeatMissed {
-		s.heartbeatMissed = false
-	}
+	s.pulse.missed = false
 	if b == nil {
 		for _, c := range channels {
 			s.gates[c].Hold(gate.NotReady)

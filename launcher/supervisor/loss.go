@@ -10,77 +10,75 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 )
 
-// findGapsLocked notes the number of a message with this msg_id. It is called with every message, before anything else.
-func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message, id []byte) {
-	if !b.gaps.Observe(id, s.nowLocked()) {
+// findGaps notes the number of a message with this msg_id. It is called with every message, before anything else.
+func (cs *clients) findGaps(g *gaps.Tracker, m *jupyter.Message, id []byte) {
+	if !g.Observe(id, cs.now()) {
 		return
 	}
-	cell, header := s.lastParentHeader.MsgID, s.lastParent
-	if s.lastParentHeader.MsgType != "execute_request" {
-		if r := s.runningCellLocked(); r != nil {
+	cell, header := cs.lastParentHeader.MsgID, cs.lastParent
+	if cs.lastParentHeader.MsgType != "execute_request" {
+		if r := cs.runningCell(); r != nil {
 			cell, header = r.ID, r.Header
 		} else if parent, err := jupyter.ParseHeader(m.Parent); err == nil {
 			// The reply of a cell may overtake all its output, its first status too.
-			if r := s.requests.AwaitingReply(parent, m.Channel); r != nil && r.Executes() {
+			if r := cs.requests.AwaitingReply(parent, m.Channel); r != nil && r.Executes() {
 				cell, header = r.ID, r.Header
 			}
 		}
 	}
-	b.gaps.Attribute(cell, header)
-	goroutines.Wake(s.lossPossible)
+	g.Attribute(cell, header)
+	goroutines.Wake(cs.lossPossible)
 }
 
-// settleGapsLocked announces the messages that were lost when a cell ends. It runs before the cell's idle is passed on,
+// settleGaps announces the messages that were lost when a cell ends. It runs before the cell's idle is passed on,
 // since front ends stop listening then. idle is the msg_id of that idle.
-func (s *Supervisor) settleGapsLocked(b *bridge, cell *requests.Request, idle []byte) {
-	if !b.gaps.Open() || cell == nil || cell.Type != "execute_request" {
+func (cs *clients) settleGaps(g *gaps.Tracker, cell *requests.Request, idle []byte) {
+	if !g.Open() || cell == nil || cell.Type != "execute_request" {
 		return
 	}
 	inFlight := 0 // replies that may be on their way: not those of cells behind this one
 	behind := false
-	for r := range s.requests.Open() {
+	for r := range cs.requests.Open() {
 		if !r.Replied && (!behind || !r.Main || r.Channel != jupyter.Shell) {
 			inFlight++
 		}
 		behind = behind || r == cell
 	}
-	if n := b.gaps.Settle(idle, inFlight); n > 0 {
-		s.announceLossLocked(cell.ID, cell.Header, n)
+	if n := g.Settle(idle, inFlight); n > 0 {
+		cs.announceLoss(cell.ID, cell.Header, n)
 	}
 }
 
-// announceGapsLocked announces the messages that have been missing for too long. It reports whether gaps remain.
-func (s *Supervisor) announceGapsLocked() bool {
-	if s.bridge == nil {
-		return false
-	}
-	lost := s.bridge.gaps.Overdue(s.now())
+// announceGaps announces the messages that have been missing for too long. It reports whether gaps remain.
+func (cs *clients) announceGaps(g *gaps.Tracker) bool {
+	lost := g.Overdue(cs.now())
 	for i := 0; i < len(lost); {
 		first, n := lost[i], uint64(0)
 		for ; i < len(lost) && lost[i].Cell == first.Cell; i++ {
 			n += lost[i].Missing
 		}
-		s.announceLossLocked(first.Cell, first.Header, n)
+		cs.announceLoss(first.Cell, first.Header, n)
 	}
-	return s.bridge.gaps.Open()
+	return g.Open()
 }
 
-// announceLossLocked shows all sessions how many messages were lost, in the cell whose request has the given header.
-func (s *Supervisor) announceLossLocked(cell string, header []byte, n uint64) {
+// announceLoss shows all sessions how many messages were lost, in the cell whose request has the given header.
+func (cs *clients) announceLoss(cell string, header []byte, n uint64) {
 	what := "1 message was"
 	if n > 1 {
 		what = strconv.FormatUint(n, 10) + " messages were"
 	}
-	m := s.notices.Line(header, "%s lost inside the kernel: it produced them faster than it could send them.", what)
-	s.log.Append(allSessions, m, true)
-	for _, r := range s.requests.ByID(cell) {
+	m := cs.notices.Line(header, "%s lost inside the kernel: it produced them faster than it could send them.", what)
+	cs.log.Append(allSessions, m, true)
+	for _, r := range cs.requests.ByID(cell) {
 		r.LossAnnounced = true
 	}
-	s.logger.Warn("messages were lost in the kernel's sockets", logkey.Count, n)
+	cs.logger.Warn("messages were lost in the kernel's sockets", logkey.Count, n)
 }
 
 // whyMissing says for each cause why a client has missed messages of output.
@@ -119,7 +117,7 @@ func (s *Supervisor) watchLosses(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.lossPossible:
+		case <-s.clients.lossPossible:
 			if again == nil {
 				again = time.After(sweepInterval)
 			}
@@ -136,34 +134,34 @@ func (s *Supervisor) watchLosses(ctx context.Context) {
 func (s *Supervisor) findLosses() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gaps := s.announceGapsLocked() // first, since an ended cell shows nothing more
-	idles := s.endLostIdlesLocked()
-	return gaps || idles
+	missing := s.bridge != nil && s.clients.announceGaps(&s.bridge.gaps) // first: an ended cell shows nothing more
+	idles := s.clients.endLostIdles()
+	return missing || idles
 }
 
-// endLostIdlesLocked sends idles that were lost. An idle counts as lost if its reply has come and iopub was then silent
+// endLostIdles sends idles that were lost. An idle counts as lost if its reply has come and iopub was then silent
 // for idleGrace. ZeroMQ's send limit has dropped it, and most likely output with it. Without an idle the cell would
-// look busy forever. endLostIdlesLocked reports whether more idles are missing.
-func (s *Supervisor) endLostIdlesLocked() (more bool) {
-	now := s.now()
-	for r := range s.requests.Open() {
+// look busy forever. endLostIdles reports whether more idles are missing.
+func (cs *clients) endLostIdles() (more bool) {
+	now := cs.now()
+	for r := range cs.requests.Open() {
 		if !r.Replied || r.Idled || r.RepliedAt.IsZero() {
 			continue
 		}
 		since := r.RepliedAt
-		if s.lastOutput.After(since) {
-			since = s.lastOutput
+		if cs.lastOutput.After(since) {
+			since = cs.lastOutput
 		}
 		if now.Sub(since) < idleGrace {
 			more = true
 			continue
 		}
 		if r.Session != noSession && r.Executes() && !r.LossAnnounced {
-			m := s.notices.Line(r.Header, "Output of this cell was lost inside the kernel: it was produced faster than the "+
+			m := cs.notices.Line(r.Header, "Output of this cell was lost inside the kernel: it was produced faster than the "+
 				"kernel could send it.")
-			s.log.Append(allSessions, m, true)
+			cs.log.Append(allSessions, m, true)
 		}
-		s.abortLocked(r, "", "", "")
+		cs.abort(r, "", "", "")
 	}
 	return more
 }

@@ -14,7 +14,7 @@ func (s *Supervisor) SetNodeNotice(text string) {
 		s.notices.Node.End("")
 		return
 	}
-	for sess := range s.sessions.All() {
+	for sess := range s.clients.sessions.All() {
 		s.notices.Node.Add(sess.Number, sess.LastCell)
 	}
 	s.notices.Node.Show("This kernel may be ended soon: " + text +

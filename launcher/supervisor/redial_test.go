@@ -246,7 +246,7 @@ func TestHeartbeat_OneThread(t *testing.T) {
 			beats := func() (n uint64, silent, known bool) {
 				r.s.mu.Lock()
 				defer r.s.mu.Unlock()
-				return b.beats, r.s.heartbeatMissed, r.s.beatsInCells
+				return b.beats, r.s.pulse.missed, r.s.pulse.inCells
 			}
 			if !one {
 				eventually(t, "heartbeats in the cell", func() bool { _, _, known := beats(); return known })

@@ -117,7 +117,7 @@ func TestRelay_Reader(t *testing.T) {
 	bob.result(bob.execute("echo mine"))
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	for sess := range r.s.sessions.All() {
+	for sess := range r.s.clients.sessions.All() {
 		if n := sess.Accepted(); n != 0 && n != 2 {
 			t.Errorf("%d messages count as accepted", n)
 		}
@@ -181,7 +181,7 @@ func (r *running) acknowledged(session string, c *client) {
 	eventually(r.t, "everything is acknowledged", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return r.s.sessions.Find("\x00false\x00"+session).Resume().Seq >= want.Seq
+		return r.s.clients.sessions.Find("\x00false\x00"+session).Resume().Seq >= want.Seq
 	})
 	_ = c.ws.NetConn().Close()
 	<-read
@@ -279,5 +279,5 @@ func TestRelay_PongProvesAcceptance(t *testing.T) {
 
 // acceptedBy returns how many messages of the client's session count as accepted. s.mu is held.
 func (c *client) acceptedBy(r *running) int {
-	return r.s.sessions.Find("\x00false\x00" + c.session).Accepted()
+	return r.s.clients.sessions.Find("\x00false\x00" + c.session).Accepted()
 }

@@ -34,27 +34,27 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 		LongWork:     savedstate.Time(idle.LongWork, now),
 		LastActivity: s.use.LastActivity().UTC(),
 		Left:         savedstate.Time(s.use.Left, now),
-		Connected:    s.sessions.Active() > 0,
+		Connected:    s.clients.sessions.Active() > 0,
 		KeepUntil:    s.use.KeepUntil,
-		CellBegan:    s.cellBegan,
+		CellBegan:    s.clients.cellBegan,
 		Starting:     idle.Starting,
 		GPU:          s.use.GPUs.Sum,
 	}
-	keys := make(map[uint64]string, s.sessions.Len())
-	for sess := range s.sessions.All() {
+	keys := make(map[uint64]string, s.clients.sessions.Len())
+	for sess := range s.clients.sessions.All() {
 		if sess.Lasting {
 			keys[sess.Number] = sess.Key
 			b.Sessions = append(b.Sessions, savedstate.Session{Key: sess.Key, Cell: sess.LastCell})
 		}
 	}
-	for r := range s.requests.Open() {
+	for r := range s.clients.requests.Open() {
 		if len(b.Requests) >= savedstate.MaxRequests {
 			break
 		}
 		h := &savedstate.Request{Session: keys[r.Session], ID: r.ID, Channel: r.Channel, Type: r.Type,
 			Header: r.Header, Cell: r.Cell, Main: r.Main, Replied: r.Replied, Idled: r.Idled}
 		h.Since = savedstate.Time(s.use.BusySince(r.ID, r.Type), now)
-		if p := s.prompts.Of(r); p != nil {
+		if p := s.clients.prompts.Of(r); p != nil {
 			h.Prompt = savedstate.NewPrompt(&p.Message)
 		}
 		b.Requests = append(b.Requests, h)
@@ -98,29 +98,29 @@ func (s *Supervisor) restore(kernel fate) {
 	}
 	s.epoch = max(s.epoch, saved.Epoch+1) // beginLife counts this life
 	s.restoreUseLocked(saved.Use, lives)
-	restored := s.restoreSessionsLocked(saved.Sessions)
-	cells := s.restoreRequestsLocked(saved.Requests, restored)
+	restored := s.clients.restoreSessions(saved.Sessions)
+	cells := s.clients.restoreRequests(saved.Requests, restored)
 	if !saved.Complete || !lives {
-		s.announceRestoreLocked(restored, cells, kernel)
+		s.clients.announceRestore(restored, cells, kernel)
 	}
 	if lives {
-		s.cellBegan = saved.Use.CellBegan
-		s.adoptRunningLocked(saved.Requests, savedstate.NewPast(saved.Use, s.now(), s.sinceBoot()))
+		s.clients.cellBegan = saved.Use.CellBegan
+		s.clients.adoptRunning(saved.Requests, savedstate.NewPast(saved.Use, s.now(), s.sinceBoot()))
 		return
 	}
 	if kernel == died {
-		s.abortAllLocked("error", "KernelDied", s.place().Kernel()+" ended while its supervisor was away")
+		s.clients.abortAll("error", "KernelDied", s.place().Kernel()+" ended while its supervisor was away")
 	}
 }
 
-// restoreSessionsLocked returns the sessions of the previous supervisor by their keys, as far as there is room. The
+// restoreSessions returns the sessions of the previous supervisor by their keys, as far as there is room. The
 // client of a session may have returned already.
-func (s *Supervisor) restoreSessionsLocked(saved []savedstate.Session) map[string]*session.Session {
+func (cs *clients) restoreSessions(saved []savedstate.Session) map[string]*session.Session {
 	restored := map[string]*session.Session{}
 	for _, h := range saved {
 		user, readOnly := parseKey(h.Key)
-		o := session.Options{Key: h.Key, User: user, Owner: s.OwnedBy(user), ReadOnly: readOnly}
-		sess := s.sessions.Restore(o, s.now())
+		o := session.Options{Key: h.Key, User: user, Owner: cs.owns(user), ReadOnly: readOnly}
+		sess := cs.sessions.Restore(o, cs.now())
 		if sess == nil {
 			continue
 		}
@@ -132,9 +132,9 @@ func (s *Supervisor) restoreSessionsLocked(saved []savedstate.Session) map[strin
 	return restored
 }
 
-// restoreRequestsLocked restores the requests of restored sessions. By session number, it returns the header of the
+// restoreRequests restores the requests of restored sessions. By session number, it returns the header of the
 // first cell that runs or waits.
-func (s *Supervisor) restoreRequestsLocked(
+func (cs *clients) restoreRequests(
 	saved []*savedstate.Request, restored map[string]*session.Session,
 ) (cells map[uint64][]byte) {
 	cells = map[uint64][]byte{}
@@ -151,9 +151,9 @@ func (s *Supervisor) restoreRequestsLocked(
 		if r.Finished() || r.Channel != jupyter.Shell && r.Channel != jupyter.Control {
 			continue
 		}
-		s.addRequestLocked(r)
+		cs.add(r)
 		if h.Prompt != nil {
-			s.askLocked(r, h.Prompt.Message(r.Header))
+			cs.ask(r, h.Prompt.Message(r.Header))
 		}
 		if r.Executes() && cells[r.Session] == nil {
 			cells[r.Session] = r.Header
@@ -162,9 +162,9 @@ func (s *Supervisor) restoreRequestsLocked(
 	return cells
 }
 
-// announceRestoreLocked shows each restored session that output is lost: in its running or waiting cell, else in its
+// announceRestore shows each restored session that output is lost: in its running or waiting cell, else in its
 // last one.
-func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session, cells map[uint64][]byte, kernel fate) {
+func (cs *clients) announceRestore(restored map[string]*session.Session, cells map[uint64][]byte, kernel fate) {
 	what := [...]string{
 		alive:     "The kernel still runs and has its variables",
 		died:      "The kernel has died meanwhile, and another is started",
@@ -176,7 +176,7 @@ func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session,
 			cell = sess.LastCell
 		}
 		if len(cell) > 0 {
-			s.log.Append(sess.Number, s.notices.Line(cell, "The program that keeps this kernel's output was started again. "+
+			cs.log.Append(sess.Number, cs.notices.Line(cell, "The program that keeps this kernel's output was started again. "+
 				"%s. Output that had not reached this page by then is lost.", what), true)
 		}
 	}
@@ -200,23 +200,23 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	}
 }
 
-// adoptRunningLocked marks the oldest restored cell as running, since the kernel sends no status before its end.
+// adoptRunning marks the oldest restored cell as running, since the kernel sends no status before its end.
 // Requests to subshells have no order relative to the supervisor's own, and are given up.
-func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request, p savedstate.Past) {
-	if r := s.requests.OldestCell(); r != nil {
+func (cs *clients) adoptRunning(left []*savedstate.Request, p savedstate.Past) {
+	if r := cs.requests.OldestCell(); r != nil {
 		var since time.Time
 		if at := slices.IndexFunc(left,
 			func(h *savedstate.Request) bool { return h.ID == r.ID && !h.Since.IsZero() }); at >= 0 {
 			since = p.At(left[at].Since)
 		}
-		s.use.Adopt(r.ID, r.Type, since)
+		cs.use.Adopt(r.ID, r.Type, since)
 	}
-	for r := range s.requests.Open() {
+	for r := range cs.requests.Open() {
 		switch {
 		case !r.Finished() && !r.Main:
-			s.loseLocked(r, "the answer was lost when the program that keeps this kernel's output ended")
+			cs.lose(r, "the answer was lost when the program that keeps this kernel's output ended")
 		case r.Replied && !r.Finished():
-			s.abortLocked(r, "", "", "")
+			cs.abort(r, "", "", "")
 		}
 	}
 }

@@ -224,7 +224,7 @@ func TestSession_Model(t *testing.T) {
 			"activate": func(t *rapid.T) {
 				m := pick(t)
 				s.mu.Lock()
-				s.activateLocked(m.c)
+				s.clients.sessions.Activate(m.c.attachment)
 				m.c.attachment.NoteInput()
 				s.mu.Unlock()
 				m.reads = true
@@ -252,9 +252,9 @@ func TestSession_Model(t *testing.T) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				raw := &jupyter.Message{Channel: jupyter.Shell, Header: []byte(`{"msg_id":"` + h.MsgID + `"}`)}
-				r := s.registerLocked(m.c.session, raw, h)
+				r := s.clients.register(m.c.session, raw, h)
 				if rapid.Bool().Draw(t, "answered") {
-					s.finishLocked(r)
+					s.clients.finish(r)
 				}
 			},
 		})
@@ -265,15 +265,15 @@ func TestSession_Model(t *testing.T) {
 		now = now.Add(session.Life + time.Hour)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.sessions.Expire(now)
-		for _, r := range slices.Collect(s.requests.Open()) {
+		s.clients.sessions.Expire(now)
+		for _, r := range slices.Collect(s.clients.requests.Open()) {
 			if !r.Finished() {
-				s.finishLocked(r)
+				s.clients.finish(r)
 			}
 		}
-		if s.sessions.Len() > 0 || s.requests.Len() != 0 || s.requests.Pending(noSession) != 0 {
-			t.Fatalf("left: %d sessions, %d requests, %d orphans", s.sessions.Len(), s.requests.Len(),
-				s.requests.Pending(noSession))
+		if s.clients.sessions.Len() > 0 || s.clients.requests.Len() != 0 || s.clients.requests.Pending(noSession) != 0 {
+			t.Fatalf("left: %d sessions, %d requests, %d orphans", s.clients.sessions.Len(), s.clients.requests.Len(),
+				s.clients.requests.Pending(noSession))
 		}
 	})
 }

@@ -64,7 +64,7 @@ func TestSharing_SameID(t *testing.T) {
 					r.s.mu.Lock()
 					defer r.s.mu.Unlock()
 					u, _ := r.s.use.Usage()
-					return u.Busy && r.s.use.State() == api.Busy && r.s.requests.Len() == 1
+					return u.Busy && r.s.use.State() == api.Busy && r.s.clients.requests.Len() == 1
 				})
 				m := jupyter.New(jupyter.Stdin, "input_reply", "a", nil, map[string]string{"value": "Ann"})
 				ann.sendMessage(&m)
@@ -117,7 +117,7 @@ func TestSharing_Log(t *testing.T) {
 	}
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	if r.s.sessions.Find("ann\x00false\x00a") == nil {
+	if r.s.clients.sessions.Find("ann\x00false\x00a") == nil {
 		t.Error("the owner's session is gone")
 	}
 }
@@ -168,10 +168,10 @@ func TestSharing_Asked(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
 	sent := 0
 	c := &clientConn{s: s, readOnly: true, send: func(...jupyter.Message) { sent++ }}
-	if err := s.attachLocked(c, ""); err != nil {
+	if err := s.clients.attach(c, ""); err != nil {
 		t.Fatal(err)
 	}
-	s.clients[c] = struct{}{}
+	s.clients.connected[c] = struct{}{}
 	for range 10 * maxAsked {
 		m := jupyter.New(jupyter.Shell, "kernel_info_request", "b", nil, struct{}{})
 		h, err := jupyter.ParseHeader(m.Header)

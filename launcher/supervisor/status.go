@@ -38,11 +38,11 @@ func (s *Supervisor) Model() api.Model {
 		Name:           s.cfg.SpecName,
 		LastActivity:   s.use.LastActivity().UTC().Format(api.TimeFormat),
 		ExecutionState: s.use.State(),
-		Connections:    s.sessions.Active(),
+		Connections:    s.clients.sessions.Active(),
 		Reason:         s.shownReasonLocked(),
 	}
 	m.GPU, m.Memory = s.use.Held(), s.memoryLocked().Bytes
-	if at := s.use.Plan(s.sessions.Active() > 0).At; !at.IsZero() {
+	if at := s.use.Plan(s.clients.sessions.Active() > 0).At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
 	}
 	if until := s.use.Kept(); !until.IsZero() {
@@ -60,7 +60,7 @@ func (s *Supervisor) shownReasonLocked() string {
 	switch {
 	case s.reason != "":
 		return s.reason
-	case s.heartbeatMissed:
+	case s.pulse.missed:
 		return silentReason
 	}
 	return s.nodeNotice
@@ -82,8 +82,8 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		LastActivity: s.use.LastActivity().UTC(),
 		Computes:     s.use.Computes,
 		NodeNotice:   s.nodeNotice,
-		Connections:  s.sessions.Active(),
-		CullAt:       s.use.Plan(s.sessions.Active() > 0).At.UTC(),
+		Connections:  s.clients.sessions.Active(),
+		CullAt:       s.use.Plan(s.clients.sessions.Active() > 0).At.UTC(),
 		KeepUntil:    s.use.Kept(),
 		LogBytes:     size,
 		LogLimit:     limit,

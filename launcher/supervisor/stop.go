@@ -24,7 +24,7 @@ func (s *Supervisor) Interrupt() error {
 	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
 		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()
-		m := jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{})
+		m := jupyter.New(jupyter.Control, "interrupt_request", s.own.session, nil, struct{}{})
 		return s.gates[jupyter.Control].Push(m, nil)
 	}
 	s.mu.Unlock()
@@ -51,10 +51,11 @@ func interruptMode(cfg *api.Config, proc kernelProcess) string {
 
 // interruption is what a stop or restart has interrupted. Until the process has ended, failed replies of cells are
 // withheld, and so are their idles: the supervisor then answers these cells with the reason of the end. What the cells
-// print is passed on.
+// print is passed on. Supervisor.mu guards it. Its methods may be called if nothing was interrupted: it is nil then.
 type interruption struct {
 	rested chan struct{}              // closed when the kernel works on no request
 	idled  map[*requests.Request]bool // cells whose idle is withheld; their reply has not come
+	idle   func(*requests.Request)    // ends a cell whose idle was withheld
 }
 
 // stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended. A kernel that
@@ -110,7 +111,11 @@ func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool
 		s.mu.Unlock()
 		return false
 	}
-	i := &interruption{rested: make(chan struct{}), idled: map[*requests.Request]bool{}}
+	i := &interruption{rested: make(chan struct{}), idled: map[*requests.Request]bool{},
+		idle: func(r *requests.Request) {
+			r.Idled = true
+			s.log.Append(allSessions, s.notices.State(api.Idle, r.Header), true)
+		}}
 	s.interruption = i
 	s.mu.Unlock()
 	if interruptMode(&s.cfg, proc) == "message" {
@@ -141,10 +146,9 @@ func (s *Supervisor) signal(proc kernelProcess, sig syscall.Signal) {
 	}
 }
 
-// noteRestLocked wakes interruptRunning when the kernel works on no request any more.
-func (s *Supervisor) noteRestLocked() {
-	i := s.interruption
-	if i == nil || s.use.Works() {
+// noteRest wakes interruptRunning when the kernel works on no request any more.
+func (i *interruption) noteRest(works bool) {
+	if i == nil || works {
 		return
 	}
 	select {
@@ -154,10 +158,9 @@ func (s *Supervisor) noteRestLocked() {
 	}
 }
 
-// withholdReplyLocked reports whether the kernel's reply to r is withheld. A cell that has succeeded gets its reply,
-// and the idle that was withheld before.
-func (s *Supervisor) withholdReplyLocked(r *requests.Request, m *jupyter.Message) bool {
-	i := s.interruption
+// withholdsReply reports whether the kernel's reply to r is withheld. A cell that has succeeded gets its reply, and the
+// idle that was withheld before.
+func (i *interruption) withholdsReply(r *requests.Request, m *jupyter.Message) bool {
 	if i == nil || !r.Executes() {
 		return false
 	}
@@ -165,15 +168,13 @@ func (s *Supervisor) withholdReplyLocked(r *requests.Request, m *jupyter.Message
 		return true
 	}
 	if i.idled[r] {
-		r.Idled = true
-		s.log.Append(allSessions, s.notices.State(api.Idle, r.Header), true)
+		i.idle(r)
 	}
 	return false
 }
 
-// withholdIdleLocked reports whether the idle of r is withheld. r may be nil.
-func (s *Supervisor) withholdIdleLocked(r *requests.Request) bool {
-	i := s.interruption
+// withholdsIdle reports whether the idle of r is withheld. r may be nil.
+func (i *interruption) withholdsIdle(r *requests.Request) bool {
 	if i == nil || r == nil || !r.Executes() || r.Replied {
 		return false
 	}

@@ -23,8 +23,8 @@
 // the handler waits for. With a child, Serve accepts the child's connections, and Run also starts a saver of the state.
 //
 // State: stateMutex guards it. Unlock commits a change: it wakes those who follow the changed parts (commit.go).
-// Methods whose names end in Locked need the lock. operations has a lock of its own, under which no other is
-// taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
+// Methods whose names end in Locked need the lock. operations and ownRequests have locks of their own,
+// under which no other is taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
 // container. No goroutine waits for a peer while it holds Supervisor.mu.
 package supervisor
 
@@ -45,7 +45,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/cells"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/ending"
@@ -57,10 +56,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
@@ -84,25 +80,24 @@ type Supervisor struct {
 	beat         time.Duration // heartbeatInterval
 	logPatience  time.Duration // logstream.Patience
 	maxMessage   int64
-	ownSession   string // session id of the supervisor's own requests
 
 	// Fixed: parts and signals.
 	log               *messagelog.Log
 	input             connection.Input              // unfinished messages of all connections
 	gates             [jupyter.IOPub + 1]*gate.Gate // by channel
 	operations        operations                    // stops and restarts for Run
-	lossPossible      chan struct{}                 // capacity 1: messages may be lost
-	memory            *memory.Returner              // of large messages
-	processors        *processors.Second            // while large messages pass
-	container         *child.Container              // nil: the kernel's process is a child of this one
-	held              []*os.File                    // locks of GPUs that the kernel has inherited
-	reaper            *proctree.Reaper              // of this program; nil: orphans do not become its children
-	stateFile         *savedstate.File              // nil: no other supervisor would read it
-	containerReported chan struct{}                 // capacity 1: the cluster has reported on the container
-	useChanged        chan struct{}                 // capacity 1: the time of culling may have changed
-	gpusSampled       chan struct{}                 // capacity 1: there are new samples of GPUs
-	memoryDue         chan struct{}                 // capacity 1: a cell has ended, and memory may be measured
-	over              chan struct{}                 // closed when the kernel has ended for good
+	own               ownRequests
+	memory            *memory.Returner   // of large messages
+	processors        *processors.Second // while large messages pass
+	container         *child.Container   // nil: the kernel's process is a child of this one
+	held              []*os.File         // locks of GPUs that the kernel has inherited
+	reaper            *proctree.Reaper   // of this program; nil: orphans do not become its children
+	stateFile         *savedstate.File   // nil: no other supervisor would read it
+	containerReported chan struct{}      // capacity 1: the cluster has reported on the container
+	useChanged        chan struct{}      // capacity 1: the time of culling may have changed
+	gpusSampled       chan struct{}      // capacity 1: there are new samples of GPUs
+	memoryDue         chan struct{}      // capacity 1: a cell has ended, and memory may be measured
+	over              chan struct{}      // closed when the kernel has ended for good
 	traffic           traffic
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
@@ -118,35 +113,23 @@ type Supervisor struct {
 	committed facts
 	lastWake  time.Time // when status streams were last woken
 
-	// Clients, their requests, and the clock of the kernel's use.
-	sessions session.Table // by sessionKey
-	clients  map[*clientConn]struct{}
-	requests requests.Table
-	prompts  prompts.Table
-	notices  *notices.Notices // messages instead of the kernel's
-	use      activity.Use     // which decides when the kernel is culled
+	clients *clients
+	notices *notices.Notices // messages instead of the kernel's
+	use     activity.Use     // which decides when the kernel is culled
 
 	// The present life of the kernel, and its last messages.
-	epoch            uint64              // number of the life
-	floor            messagelog.Position // the log's end when a client last had the kernel restarted
-	reason           string              // why the kernel is not up or is dead; "": no reason
-	killReason       string              // why the supervisor has ended the kernel by itself
-	heartbeatMissed  bool                // the kernel answers no heartbeat
-	beatsInCells     bool                // the kernel has answered heartbeats while a cell ran
-	process          kernelProcess       // nil: the kernel has no process
-	stopping         bool                // stopProcess ends the process
-	bridge           *bridge             // nil: the kernel is not connected
-	kernelInfo       []byte              // content of the last kernel_info_reply
-	lastParent       []byte              // parent_header of the last iopub message
-	lastParentHeader jupyter.Header      // lastParent, parsed
-	lastOutput       time.Time           // when iopub last had a message
-	instant          time.Time           // see nowLocked; zero but while a message is delivered
-	cellBegan        time.Time           // when the last cell began, or the kernel was up; zero: it was not
-	interruption     *interruption       // by a stop or restart that goes on; nil: nothing was interrupted
+	epoch        uint64 // number of the life
+	reason       string // why the kernel is not up or is dead; "": no reason
+	killReason   string // why the supervisor has ended the kernel by itself
+	pulse        pulse
+	process      kernelProcess // nil: the kernel has no process
+	stopping     bool          // stopProcess ends the process
+	bridge       *bridge       // nil: the kernel is not connected
+	kernelInfo   []byte        // content of the last kernel_info_reply
+	instant      time.Time     // see nowLocked; zero but while a message is delivered
+	interruption *interruption // by a stop or restart that goes on; nil: nothing was interrupted
 
-	// Followers of the status, notebook cells by request, and readers of the log route.
 	change chan struct{} // closed when status streams are woken, and replaced
-	cells  cells.Table
 
 	// Adoption, and the wait for a container.
 	adopted    bool        // an earlier supervisor has run the kernel
@@ -160,8 +143,7 @@ type Supervisor struct {
 	memoryAsked time.Time       // when its memory was last measured at the end of a cell
 	memoryRead  time.Time       // when its memory was last measured for a request
 
-	assign     assigning              // of a kernel that was started without an owner
-	ownReplies map[string]chan []byte // by msg_id: where executeOwn awaits its reply; capacity 1
+	assign assigning // of a kernel that was started without an owner
 
 	// Why the kernel has ended. It is set before over is closed.
 	endReason string
@@ -178,18 +160,14 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		sinceBoot:    proctree.SinceBoot,
 		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
-		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
-		ownReplies:   map[string]chan []byte{},
-		lossPossible: make(chan struct{}, 1), memory: memory.New(),
-		processors:        processors.New(),
+		own:      ownRequests{session: jupyter.NewID(), over: over, replies: map[string]chan []byte{}},
+		identity: []byte(jupyter.NewID()),
+		memory:   memory.New(), processors: processors.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
 		over: over, operations: operations{requested: make(chan *operation), over: over}, change: make(chan struct{}),
-		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(),
-		cells:   cells.NewTable(),
 		traffic: traffic{began: time.Now().UTC().Round(0)},
 	}
-	s.sessions = session.NewTable(s.orphanLocked)
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
 		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})
 	if cfg.Secret.Identity != "" {
@@ -206,8 +184,10 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	s.ending = ending.New(&s.cfg)
 	s.readAssignment()
-	s.notices = notices.New(s.log, s.ownSession)
+	s.notices = notices.New(s.log, s.own.session)
 	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
+	s.clients = newClients(clients{log: s.log, notices: s.notices, use: &s.use, now: s.nowLocked, owns: s.OwnedBy,
+		logger: s.logger})
 	s.history = history.New(s.use.Started)
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
@@ -438,7 +418,7 @@ func (s *Supervisor) announceDisk(err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r := s.runningCellLocked(); r != nil {
+	if r := s.clients.runningCell(); r != nil {
 		m := s.notices.Line(r.Header, "The gateway's disk takes no more (%v). Output is kept in memory for now.", err)
 		s.log.Append(allSessions, m, true)
 	}
@@ -448,7 +428,7 @@ func (s *Supervisor) announceDisk(err error) {
 func (s *Supervisor) cutClients() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for c := range s.clients {
+	for c := range s.clients.connected {
 		c.conn.Close()
 	}
 }

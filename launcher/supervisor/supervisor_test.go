@@ -164,8 +164,8 @@ func TestSupervisor_RequestsEnd(t *testing.T) {
 	c.result(c.execute("print 1"))
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	if r.s.requests.Len() != 0 {
-		t.Errorf("%d requests are still open", r.s.requests.Len())
+	if r.s.clients.requests.Len() != 0 {
+		t.Errorf("%d requests are still open", r.s.clients.requests.Len())
 	}
 }
 

@@ -55,7 +55,7 @@ func (r *running) gone(session string) {
 	eventually(r.t, "the end of "+session+"'s connections", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return !r.s.sessions.Find("\x00false\x00" + session).Connected()
+		return !r.s.clients.sessions.Find("\x00false\x00" + session).Connected()
 	})
 }
 

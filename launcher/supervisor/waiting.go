@@ -68,7 +68,7 @@ func (s *Supervisor) showWaitingLocked() {
 		s.notices.Waiting.End("")
 		return
 	}
-	for r := range s.requests.Open() {
+	for r := range s.clients.requests.Open() {
 		if r.Executes() && r.Session != noSession {
 			s.notices.Waiting.Add(r.Session, r.Header)
 		}

@@ -223,7 +223,7 @@ func TestSupervisor_AbandonedConnection(t *testing.T) {
 	eventually(t, "the page has left", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return len(r.s.clients) == 1
+		return len(r.s.clients.connected) == 1
 	})
 	page = r.dial(dialOption{session: "ann"})
 	for _, g := range page.result(page.execute("print 1")) {
