@@ -20,11 +20,11 @@ const annotationMasterKey = podspec.Domain + "master-key"
 
 func fingerprintOf(t *testing.T, key []byte) string {
 	t.Helper()
-	name, err := podspec.KeyFingerprint(key)
+	k, err := podspec.NewMasterKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return name
+	return k.Fingerprint
 }
 
 // withKeys opens a launcher with these master keys, which tries again at once to reach a supervisor.

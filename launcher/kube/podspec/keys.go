@@ -83,13 +83,6 @@ func DeriveKeys(master []byte, namespace, pod string, version int) (Keys, error)
 	return k, nil
 }
 
-// KeyFingerprint returns a name for a master key that reveals nothing about the key: 16 hexadecimal digits, derived
-// like the keys of a pod.
-func KeyFingerprint(master []byte) (string, error) {
-	b, err := hkdf.Key(sha256.New, master, nil, "ekg master key fingerprint", 8)
-	return hex.EncodeToString(b), err
-}
-
 // BuildSecret returns the secret of a pod that exists. The pod owns it, so that the cluster deletes both.
 func BuildSecret(pod *corev1.Pod, keys Keys) *corev1.Secret {
 	return &corev1.Secret{

@@ -35,7 +35,7 @@ const (
 	annotationCreated    = Domain + "created"     // when the kernel's first pod was created, in RFC 3339 with nanoseconds
 	annotationProtocol   = Domain + "protocol"    // api.ProtocolVersion
 	annotationKeyVersion = Domain + "key-version" // KeyVersion
-	annotationMasterKey  = Domain + "master-key"  // KeyFingerprint; pods of earlier releases have none
+	annotationMasterKey  = Domain + "master-key"  // MasterKey.Fingerprint; pods of earlier releases have none
 	annotationGroups     = Domain + "groups"      // launcher.Request.Groups in JSON
 	AnnotationEnding     = Domain + "ending"      // api.Ending in JSON, if a gateway ended the pod
 	AnnotationAdmitted   = Domain + "admitted"    // when limits admitted the pod, in RFC 3339 with nanoseconds
@@ -61,7 +61,7 @@ type Record struct {
 	Created    time.Time // when the kernel's first pod was created
 	Protocol   int       // api.ProtocolVersion of the pod's supervisor
 	KeyVersion int       // with which DeriveKeys gives the pod's keys
-	MasterKey  string    // KeyFingerprint of the master key of the pod's keys, "" in pods of earlier releases
+	MasterKey  string    // Fingerprint of the MasterKey of the pod's keys; pods of earlier releases have ""
 	Groups     []string  // launcher.Request.Groups
 	Flavor     string    // name of the flavor; "" for none
 	Profile    string    // name of the kernelspec's profile; "" for none
