@@ -15,6 +15,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -35,7 +36,7 @@ func shippedPod(t *testing.T) *corev1.Pod {
 	}
 	spec := kernelspecs.Spec{Name: "python3", Argv: file.Argv, Language: file.Language, Metadata: file.Metadata}
 	id := uuid.Nil.String()
-	pod, err := podspec.Build(podspec.Options{Namespace: "ekg-kernels", SupervisorImage: "ekg"},
+	pod, err := podbuild.Build(podbuild.Options{Namespace: "ekg-kernels", SupervisorImage: "ekg"},
 		launcher.Request{ID: id, Spec: spec}, podspec.Record{ID: id, Generation: 1, SpecName: spec.Name})
 	if err != nil {
 		t.Fatal(err)

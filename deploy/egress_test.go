@@ -14,6 +14,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
 
 // The shipped overlay keeps kernels from the cloud's metadata and from the API server, by every address and in both
@@ -128,7 +129,7 @@ func TestEgress_OwnerNamespace(t *testing.T) {
 	if err := os.WriteFile(file, []byte("ownerNamespace:"+example), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := podspec.ReadPolicy(file)
+	policy, err := wish.ReadPolicy(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
 
 // Builds of deploy/kubernetes, as an operator makes them. The components are used as their kustomization files say.
@@ -378,11 +380,11 @@ func TestManifests_Restricted(t *testing.T) {
 
 // The kernelspecs of kernelspecs/examples have no problems under the shipped policy. Manifests and chart ship them all.
 func TestManifests_Kernelspecs(t *testing.T) {
-	policy, err := podspec.ReadPolicy("kubernetes/base/policy.yaml")
+	policy, err := wish.ReadPolicy("kubernetes/base/policy.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := podspec.Options{Policy: policy}.Check()
+	check := podbuild.Options{Policy: policy}.Check()
 	files, err := filepath.Glob("../kernelspecs/examples/*/kernel.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no kernelspecs", err)

@@ -21,7 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
@@ -372,7 +372,7 @@ func TestE2E_KubeLauncher(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		l, err := kube.Open(ctx, kube.Options{Cluster: cluster, MasterKey: []byte(strings.Repeat("k", 32)),
-			Pods: podspec.Options{Namespace: ns, SupervisorImage: "localhost/ekg:dev", KernelImage: "localhost/kernel-py:dev"}})
+			Pods: podbuild.Options{Namespace: ns, SupervisorImage: "localhost/ekg:dev", KernelImage: "localhost/kernel-py:dev"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 )
 
 // Values that `kernelspec render` uses for missing settings. It needs no gateway and no cluster.
@@ -128,7 +128,7 @@ func setFlavor(s *settings.Settings, req *launcher.Request) error {
 }
 
 // renderedPods returns the options of pods that are only printed.
-func renderedPods(s *settings.Settings) (podspec.Options, error) {
+func renderedPods(s *settings.Settings) (podbuild.Options, error) {
 	if s.Pods.SupervisorImage == "" {
 		s.Pods.SupervisorImage = renderedSupervisor
 	}
@@ -199,7 +199,7 @@ func renderSpec(
 	if err := setFlavor(s, &req); err != nil {
 		return err
 	}
-	text, err := podspec.Render(pods, req, time.Time{})
+	text, err := podbuild.Render(pods, req, time.Time{})
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
@@ -129,19 +130,19 @@ const (
 )
 
 // podOptions returns the settings of kernels' pods.
-func podOptions(s *settings.Settings, namespace string) (podspec.Options, error) {
+func podOptions(s *settings.Settings, namespace string) (podbuild.Options, error) {
 	o := s.PodOptions(namespace)
 	if s.Pods.SupervisorImage == "" {
 		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.Place("supervisor-image"))
 	}
 	if s.KubePolicy != "" {
-		policy, err := podspec.ReadPolicy(s.KubePolicy)
+		policy, err := wish.ReadPolicy(s.KubePolicy)
 		if err != nil {
 			return o, fmt.Errorf("%s: %w", s.Place("kube-policy"), err)
 		}
 		o.Policy, o.Supervisor = policy, policy.Supervisor
-		o.ClusterChoosesUser = o.Supervisor.User == podspec.UserNamespace
-		if !slices.Contains(o.Supervisor.Architectures, podspec.ArchAny) {
+		o.ClusterChoosesUser = o.Supervisor.User == wish.UserNamespace
+		if !slices.Contains(o.Supervisor.Architectures, wish.ArchAny) {
 			o.Architectures = o.Supervisor.Architectures
 		}
 	}
@@ -153,7 +154,7 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 
 // checkOwners returns an error if the policy needs owners and the gateway has no users. With users it logs what the
 // policy lets all of them use. The policy may be nil.
-func checkOwners(s *settings.Settings, policy *podspec.Policy, log *slog.Logger) error {
+func checkOwners(s *settings.Settings, policy *wish.Policy, log *slog.Logger) error {
 	if policy == nil {
 		return nil
 	}
@@ -176,20 +177,20 @@ func checkOfSpecs(s *settings.Settings) func(kernelspecs.Spec) []kernelspecs.Pro
 	if s.Launcher != "kubernetes" || len(s.UserSources()) > 0 {
 		return nil
 	}
-	return podspec.CheckNoOwner
+	return wish.CheckNoOwner
 }
 
 // adaptToCluster completes settings that depend on the cluster. It asks until the cluster answers or ctx ends.
 func adaptToCluster(
 	ctx context.Context,
 	cluster *kube.Cluster,
-	pods podspec.Options,
+	pods podbuild.Options,
 	log *slog.Logger,
-) (podspec.Options, error) {
+) (podbuild.Options, error) {
 	if len(pods.Supervisor.Architectures) == 0 && cluster.Inside() {
 		pods.Architectures = []string{runtime.GOARCH} // gateways and supervisors are of one image
 	}
-	if user := pods.Supervisor.User; user != "" && user != podspec.UserAuto {
+	if user := pods.Supervisor.User; user != "" && user != wish.UserAuto {
 		return pods, nil
 	}
 	for {

@@ -17,7 +17,8 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -56,7 +57,7 @@ func TestFindGPUProgram(t *testing.T) {
 
 // TestPodOptions: the settings of kernels' pods reach them.
 func TestPodOptions(t *testing.T) {
-	options := func(flags map[string][]string) podspec.Options {
+	options := func(flags map[string][]string) podbuild.Options {
 		t.Helper()
 		flags["supervisor-image"] = []string{"ekg:1"}
 		s, err := settings.Load(sourcesOf(flags, nil))
@@ -70,7 +71,7 @@ func TestPodOptions(t *testing.T) {
 		o.Cull, o.StopGrace = api.Cull{}, 0 // other tests have them
 		return o
 	}
-	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1"}
+	got, want := options(map[string][]string{}), podbuild.Options{Namespace: "kernels", SupervisorImage: "ekg:1"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("without settings: got %+v, want %+v", got, want)
 	}
@@ -203,11 +204,11 @@ func TestAdaptToCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for user, want := range map[string]int64{"": 2, podspec.UserAuto: 2, podspec.UserFixed: 0} {
+	for user, want := range map[string]int64{"": 2, wish.UserAuto: 2, wish.UserFixed: 0} {
 		asked.Store(0)
-		pods := podspec.Options{Supervisor: podspec.SupervisorRules{User: user}}
+		pods := podbuild.Options{Supervisor: wish.SupervisorRules{User: user}}
 		o, err := adaptToCluster(t.Context(), cluster, pods, slog.New(slog.DiscardHandler))
-		if err != nil || o.ClusterChoosesUser != (user != podspec.UserFixed) || o.Architectures != nil {
+		if err != nil || o.ClusterChoosesUser != (user != wish.UserFixed) || o.Architectures != nil {
 			t.Errorf("%s: %+v, %v", user, o, err)
 		}
 		if n := asked.Load(); n != want {
@@ -217,7 +218,7 @@ func TestAdaptToCluster(t *testing.T) {
 	server.Close()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := adaptToCluster(ended, cluster, podspec.Options{}, slog.New(slog.DiscardHandler)); err == nil ||
+	if _, err := adaptToCluster(ended, cluster, podbuild.Options{}, slog.New(slog.DiscardHandler)); err == nil ||
 		!strings.Contains(err.Error(), "OpenShift") {
 		t.Errorf("a cluster that never answers: %v", err)
 	}

@@ -1,6 +1,6 @@
 // Package flavor reads the operator's file of flavors: the names by which users choose a GPU, such as t4 or a100-10g. A
 // Flavor says which resources a kernel asks for, on which nodes it runs, and how much it counts against limits. cmd/ekg
-// reads the file with Open and gives it to gateway and launcher. Package launcher/kube/podspec applies a flavor to a
+// reads the file with Open and gives it to gateway and launcher. Package launcher/kube/podbuild applies a flavor to a
 // pod. Begin with Flavor. The package starts no goroutine, and nobody modifies a flavor.
 package flavor
 

@@ -15,7 +15,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
 
 // TestNamespaceAccess: a namespace without access does not keep the gateway from serving the others.
@@ -23,7 +24,7 @@ func TestNamespaceAccess(t *testing.T) {
 	const answer = `User "system:serviceaccount:ekg:ekg" cannot list resource "pods" in API group "" ` +
 		`in the namespace "other"`
 	const why = `the gateway may not list pods in the namespace "other"`
-	policy := podspec.DefaultPolicy()
+	policy := wish.DefaultPolicy()
 	policy.Clients.Namespaces = []string{"other"}
 	policy.Clients.Allow = append(policy.Clients.Allow, "KERNEL_NAMESPACE")
 	forbid := func(c *testCluster, ns string) *atomic.Bool {
@@ -71,7 +72,7 @@ func TestNamespaceAccess(t *testing.T) {
 			Log:       slog.New(onError(cancel)), // once the launcher knows that it may not list
 			Cluster:   &Cluster{client: c.Clientset, leases: c.Clientset},
 			MasterKey: testKey,
-			Pods:      podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
+			Pods:      podbuild.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
 		})
 		if err == nil || !strings.Contains(err.Error(), "the gateway may not list pods") {
 			t.Errorf("%v", err)

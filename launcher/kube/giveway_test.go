@@ -20,6 +20,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
 
 // Room that was just made is reserved. It is forgotten when the scheduler has not used it in time, and when its pod
@@ -48,7 +49,7 @@ func gpuRequest(id, spec string) launcher.Request {
 
 // warmWithGPU lets a gateway keep so many warm kernels with a GPU. asked is called when it looks how many.
 func warmWithGPU(o *Options, count int, asked func()) {
-	o.Pods.Policy = podspec.DefaultPolicy()
+	o.Pods.Policy = wish.DefaultPolicy()
 	o.Pods.Policy.Kernelspecs.WarmGPUs = true
 	o.Warm = func() []launcher.Warm {
 		asked()

@@ -31,8 +31,9 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
 
 // The end to end tests use a real cluster. The tests here cover situations that cannot be produced in a real cluster.
@@ -216,7 +217,7 @@ func (noDialer) Dial(context.Context, *corev1.Pod) (net.Conn, error) {
 func (noDialer) Close(error) {}
 
 // testPods says how the tests' pods are built.
-var testPods = podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}
+var testPods = podbuild.Options{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}
 
 func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Launcher {
 	t.Helper()
@@ -248,7 +249,7 @@ func withPolicy(t testing.TB, text string) func(*Options, *timing) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := podspec.ReadPolicy(file)
+	policy, err := wish.ReadPolicy(file)
 	if err != nil {
 		t.Fatal(err)
 	}

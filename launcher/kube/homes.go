@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -54,7 +55,7 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 		return homeFailed(claim.Name, homeGoes, launcher.FailedRefused)
 	case others(podspec.AnnotationOwner), others(annotationSpawner):
 		return homeFailed(claim.Name, "its claim belongs to another user", launcher.FailedRefused)
-	case got.Annotations[podspec.AnnotationHomeUnused] == "":
+	case got.Annotations[podbuild.AnnotationHomeUnused] == "":
 		return nil
 	}
 	return l.keepHome(ctx, got)
@@ -108,10 +109,10 @@ func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeC
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	metadata := map[string]any{"uid": claim.UID,
-		"annotations": map[string]any{podspec.AnnotationHomeUnused: nil, podspec.AnnotationHomeSeen: nil}}
+		"annotations": map[string]any{podbuild.AnnotationHomeUnused: nil, podbuild.AnnotationHomeSeen: nil}}
 	if since != "" {
-		metadata["annotations"] = map[string]any{podspec.AnnotationHomeUnused: since,
-			podspec.AnnotationHomeSeen: l.homeTime()}
+		metadata["annotations"] = map[string]any{podbuild.AnnotationHomeUnused: since,
+			podbuild.AnnotationHomeSeen: l.homeTime()}
 		metadata["resourceVersion"] = claim.ResourceVersion // else it could write again what a start has removed
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata})
@@ -134,7 +135,7 @@ func (l *Launcher) homeTime() string { return l.clusterNow().UTC().Format(time.R
 // had another time before. Claims that these gateways have not created stay. Two reapers at one time do no harm: a
 // claim that has changed since it was read is not deleted.
 func (l *Launcher) sweepHomes(ctx context.Context) error {
-	after := podspec.HomesDeletedAfter(l.opts.Pods)
+	after := podbuild.HomesDeletedAfter(l.opts.Pods)
 	if after == 0 {
 		return nil
 	}
@@ -149,7 +150,7 @@ func (l *Launcher) sweepHomesIn(ctx context.Context, ns string, after time.Durat
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	claims, err := l.client.CoreV1().PersistentVolumeClaims(ns).List(asking, metav1.ListOptions{
-		LabelSelector: podspec.SelectManaged + "," + podspec.LabelKernelsOf + "=" + l.opts.Pods.Namespace})
+		LabelSelector: podspec.SelectManaged + "," + podbuild.LabelKernelsOf + "=" + l.opts.Pods.Namespace})
 	if err != nil {
 		return err
 	}
@@ -169,7 +170,7 @@ func (l *Launcher) sweepHomesIn(ctx context.Context, ns string, after time.Durat
 	var errs []error
 	for i := range claims.Items {
 		claim := &claims.Items[i]
-		if claim.DeletionTimestamp == nil && podspec.IsHome(l.opts.Pods, claim) && ctx.Err() == nil {
+		if claim.DeletionTimestamp == nil && podbuild.IsHome(l.opts.Pods, claim) && ctx.Err() == nil {
 			used := used[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}]
 			errs = append(errs, l.sweepHome(ctx, claim, used, after))
 		}
@@ -182,19 +183,19 @@ func (l *Launcher) sweepHome(ctx context.Context, claim *corev1.PersistentVolume
 	after time.Duration,
 ) error {
 	now := l.clusterNow()
-	sinceText := claim.Annotations[podspec.AnnotationHomeUnused]
+	sinceText := claim.Annotations[podbuild.AnnotationHomeUnused]
 	since, err := time.Parse(time.RFC3339, sinceText)
-	seen, seenErr := time.Parse(time.RFC3339, claim.Annotations[podspec.AnnotationHomeSeen])
+	seen, seenErr := time.Parse(time.RFC3339, claim.Annotations[podbuild.AnnotationHomeSeen])
 	switch {
 	case used && sinceText == "":
 		return nil
 	case used:
 		_, err = l.markHome(ctx, claim, "")
-	case err != nil, seenErr != nil, now.Sub(seen) > podspec.HomeSeenMost:
+	case err != nil, seenErr != nil, now.Sub(seen) > podbuild.HomeSeenMost:
 		_, err = l.markHome(ctx, claim, l.homeTime())
 	case now.Sub(since) > after:
 		return l.deleteHome(ctx, claim, since)
-	case now.Sub(seen) > podspec.HomeSeenEvery:
+	case now.Sub(seen) > podbuild.HomeSeenEvery:
 		_, err = l.markHome(ctx, claim, sinceText)
 	}
 	return err

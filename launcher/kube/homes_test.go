@@ -16,6 +16,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -117,11 +118,11 @@ func TestHomes_Deleted(t *testing.T) {
 		t.Helper()
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
 			UID: types.UID("uid-" + name), ResourceVersion: "7",
-			Labels:      map[string]string{podspec.LabelManagedBy: podspec.Manager, podspec.LabelKernelsOf: kernels},
+			Labels:      map[string]string{podspec.LabelManagedBy: podspec.Manager, podbuild.LabelKernelsOf: kernels},
 			Annotations: map[string]string{podspec.AnnotationOwner: owner}}}
 		if unused > 0 {
-			claim.Annotations[podspec.AnnotationHomeUnused] = now.Add(-unused).Format(time.RFC3339)
-			claim.Annotations[podspec.AnnotationHomeSeen] = now.Add(-seen).Format(time.RFC3339)
+			claim.Annotations[podbuild.AnnotationHomeUnused] = now.Add(-unused).Format(time.RFC3339)
+			claim.Annotations[podbuild.AnnotationHomeSeen] = now.Add(-seen).Format(time.RFC3339)
 		}
 		if err := c.Tracker().Add(claim); err != nil {
 			t.Fatal(err)
@@ -180,8 +181,8 @@ func TestHomes_Deleted(t *testing.T) {
 	}
 	left := map[string]string{}
 	for i := range list.Items {
-		at, _ := time.Parse(time.RFC3339, list.Items[i].Annotations[podspec.AnnotationHomeUnused])
-		seen, _ := time.Parse(time.RFC3339, list.Items[i].Annotations[podspec.AnnotationHomeSeen])
+		at, _ := time.Parse(time.RFC3339, list.Items[i].Annotations[podbuild.AnnotationHomeUnused])
+		seen, _ := time.Parse(time.RFC3339, list.Items[i].Annotations[podbuild.AnnotationHomeSeen])
 		left[list.Items[i].Name] = "used"
 		if !at.IsZero() {
 			left[list.Items[i].Name] = fmt.Sprintf("unused %v, seen %v", now.Sub(at).Round(hour),
@@ -207,7 +208,7 @@ func TestHomes_DeletedMeanwhile(t *testing.T) {
 	l := openTest(t, c, withHomes(t, ""))
 	if err := c.Tracker().Add(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "home-ann", Annotations: map[string]string{podspec.AnnotationOwner: "ann",
-			podspec.AnnotationHomeUnused: "2026-01-01T00:00:00Z"}}}); err != nil {
+			podbuild.AnnotationHomeUnused: "2026-01-01T00:00:00Z"}}}); err != nil {
 		t.Fatal(err)
 	}
 	claims := corev1.Resource("persistentvolumeclaims")
@@ -234,7 +235,7 @@ func TestHomes_Kept(t *testing.T) {
 		t.Error(err)
 	}
 	claim, err := c.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "home-ann", metav1.GetOptions{})
-	if err != nil || claim.Annotations[podspec.AnnotationHomeUnused] != "" {
+	if err != nil || claim.Annotations[podbuild.AnnotationHomeUnused] != "" {
 		t.Errorf("%v, %v", claim, err)
 	}
 }

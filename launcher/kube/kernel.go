@@ -13,6 +13,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -74,7 +75,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 			err)
 		return
 	}
-	pod = podspec.Trimmed(pod) // answers to requests are whole
+	pod = podbuild.Trimmed(pod) // answers to requests are whole
 	end := endOf(pod, l.clusterNow())
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,5 +1,5 @@
 // Package kube runs kernels as pods of a Kubernetes cluster. A pod has two containers: the kernel's supervisor and the
-// kernel itself. cmd/ekg opens a Launcher, which implements launcher.Launcher. Package podspec decides what a pod looks
+// kernel itself. cmd/ekg opens a Launcher, which implements launcher.Launcher. Package podbuild decides what a pod looks
 // like, podstatus explains why a pod is not running, and poddial connects to the supervisors in pods. Begin with Open
 // and Start (start.go), then watch.go, which follows the pods, kernel.go, which derives a kernel's state from its pod,
 // and maintain.go, which does what is due for each kernel.
@@ -46,10 +46,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -62,10 +64,10 @@ const (
 // Options configures a Launcher.
 type Options struct {
 	Cluster   *Cluster
-	Pods      podspec.Options // how and where kernels' pods are built
-	MasterKey []byte          // at least 32 bytes, the same in all gateways; not modified
-	Peers     *Peers          // other replicas of this gateway; nil: none
-	Version   string          // of this program, which its replicas show
+	Pods      podbuild.Options // how and where kernels' pods are built
+	MasterKey []byte           // at least 32 bytes, the same in all gateways; not modified
+	Peers     *Peers           // other replicas of this gateway; nil: none
+	Version   string           // of this program, which its replicas show
 
 	// SecondMasterKey is nil, or another key of at least 32 bytes. Kernels and replicas with this key are reached, too.
 	// No new kernel gets it.
@@ -334,7 +336,7 @@ func (o *Options) namespaces() []string {
 	all := []string{o.Pods.Namespace}
 	policy := o.Pods.Policy
 	if policy == nil {
-		policy = podspec.DefaultPolicy()
+		policy = wish.DefaultPolicy()
 	}
 	for _, ns := range policy.Namespaces() {
 		if !slices.Contains(all, ns) {

@@ -18,8 +18,10 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -48,7 +50,7 @@ func (l *Launcher) serves(pod *corev1.Pod) bool {
 // createNamespace makes the namespace of a pod's owner with all of its objects, unless that was done. A namespace that
 // this gateway and its replicas have not made for this owner is never used. Namespaces stay.
 func (l *Launcher) createNamespace(ctx context.Context, pod *corev1.Pod) error {
-	made, err := podspec.NamespaceFor(l.opts.Pods, pod)
+	made, err := podbuild.NamespaceFor(l.opts.Pods, pod)
 	if err != nil || made == nil {
 		return err
 	}
@@ -71,7 +73,7 @@ func namespaceFailed(name, why string, class launcher.Failure) error {
 // ensureNamespace creates what is missing, and removes objects that the policy no longer has. The namespace says last
 // that all of it was made: a gateway that ends before leaves the rest to the next start. If the namespace is deleted or
 // changed meanwhile, all of it is done again.
-func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamespace) error {
+func (l *Launcher) ensureNamespace(ctx context.Context, made *podbuild.MadeNamespace) error {
 	for {
 		err := l.ensureUnchanged(ctx, made)
 		if !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil {
@@ -82,7 +84,7 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamesp
 
 // ensureUnchanged does the work of ensureNamespace once. The error is a conflict if the namespace is another one by
 // now, or was changed.
-func (l *Launcher) ensureUnchanged(ctx context.Context, made *podspec.MadeNamespace) error {
+func (l *Launcher) ensureUnchanged(ctx context.Context, made *podbuild.MadeNamespace) error {
 	namespaces, name := l.client.CoreV1().Namespaces(), made.Namespace.Name
 	got, err := namespaces.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -97,14 +99,14 @@ func (l *Launcher) ensureUnchanged(ctx context.Context, made *podspec.MadeNamesp
 		return err
 	case got.DeletionTimestamp != nil:
 		return namespaceFailed(name, "it is being deleted", launcher.FailedRefused)
-	case got.Labels[podspec.LabelKernelsOf] != l.opts.Pods.Namespace:
+	case got.Labels[podbuild.LabelKernelsOf] != l.opts.Pods.Namespace:
 		return namespaceFailed(name, "it exists, and this gateway has not made it", launcher.FailedRefused)
 	case got.Annotations[podspec.AnnotationOwner] != made.Namespace.Annotations[podspec.AnnotationOwner]:
 		return namespaceFailed(name, "it belongs to another user", launcher.FailedRefused)
-	case got.Annotations[podspec.AnnotationContent] == made.Content:
+	case got.Annotations[podbuild.AnnotationContent] == made.Content:
 		return nil
 	}
-	now, before := made.Refs(), podspec.ObjectsOf(got)
+	now, before := made.Refs(), podbuild.ObjectsOf(got)
 	missing := func(all []string) func(string) bool {
 		return func(ref string) bool { return !slices.Contains(all, ref) }
 	}
@@ -139,7 +141,7 @@ func (l *Launcher) ensureUnchanged(ctx context.Context, made *podspec.MadeNamesp
 // writtenNamespace is what gateways write of a namespace that exists. Without its UID, a namespace that was deleted
 // meanwhile would be created without its objects. With its version, two gateways cannot overwrite each other's list of
 // objects.
-func writtenNamespace(got *corev1.Namespace, made *podspec.MadeNamespace) *unstructured.Unstructured {
+func writtenNamespace(got *corev1.Namespace, made *podbuild.MadeNamespace) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	o.SetName(got.Name)
@@ -155,9 +157,9 @@ func (l *Launcher) writeNamespace(
 	ctx context.Context, written *unstructured.Unstructured, content string, refs []string,
 ) error {
 	annotations := written.GetAnnotations()
-	annotations[podspec.AnnotationObjects] = podspec.JoinRefs(refs)
+	annotations[podbuild.AnnotationObjects] = podbuild.JoinRefs(refs)
 	if content != "" {
-		annotations[podspec.AnnotationContent] = content
+		annotations[podbuild.AnnotationContent] = content
 	}
 	written.SetAnnotations(annotations)
 	return apply(ctx, l.opts.Cluster.objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), written)
@@ -166,7 +168,7 @@ func (l *Launcher) writeNamespace(
 // removeObject removes an object that gateways have made in a namespace. It leaves an object of that name that has
 // another author by now.
 func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
-	resource, name, ok := podspec.ObjectOf(ref)
+	resource, name, ok := wish.ObjectOf(ref)
 	if !ok {
 		return nil // a gateway would not have made it
 	}

@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 )
 
 // keptHomes is the policy of namespaces, whose homes are deleted when no pod has had them for some time.
@@ -30,17 +30,17 @@ func newNamespaces(t testing.TB, users int) (*testCluster, *fakeSupervisors, fun
 		req := testRequest(idOf(n))
 		req.Owner = fmt.Sprintf("user-%d", n)
 		pod := runningPodBy(t, o.Pods, n, req)
-		made, err := podspec.NamespaceFor(o.Pods, pod)
+		made, err := podbuild.NamespaceFor(o.Pods, pod)
 		if err != nil {
 			t.Fatal(err)
 		}
-		made.Namespace.Annotations[podspec.AnnotationContent] = made.Content
+		made.Namespace.Annotations[podbuild.AnnotationContent] = made.Content
 		f.add(t, pod)
 		if _, err = c.CoreV1().Namespaces().Create(t.Context(), made.Namespace, metav1.CreateOptions{}); err == nil {
 			_, err = c.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 		}
 		if err == nil {
-			_, err = c.CoreV1().PersistentVolumeClaims(pod.Namespace).Create(t.Context(), podspec.HomeClaim(o.Pods, pod),
+			_, err = c.CoreV1().PersistentVolumeClaims(pod.Namespace).Create(t.Context(), podbuild.HomeClaim(o.Pods, pod),
 				metav1.CreateOptions{})
 		}
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -129,9 +130,9 @@ func TestNamespaces_Removed(t *testing.T) {
 		t.Errorf("there are %v, want %v", got, want)
 	}
 	ns, err := c.CoreV1().Namespaces().Get(t.Context(), "kernels-ann", metav1.GetOptions{})
-	if err != nil || ns.Annotations[podspec.AnnotationObjects] !=
+	if err != nil || ns.Annotations[podbuild.AnnotationObjects] !=
 		"configmaps/b,resourcequotas/kernels,rolebindings.rbac.authorization.k8s.io/owner" {
-		t.Errorf("the namespace names %q, %v", ns.Annotations[podspec.AnnotationObjects], err)
+		t.Errorf("the namespace names %q, %v", ns.Annotations[podbuild.AnnotationObjects], err)
 	}
 
 	// Without the right to delete, starts go on, and the object is removed after a later change.

@@ -19,6 +19,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -97,8 +98,8 @@ func TestNamespaces(t *testing.T) {
 		}
 	}
 	made, err := c.CoreV1().Namespaces().Get(t.Context(), "kernels--42ob", metav1.GetOptions{})
-	if err != nil || made.Labels[podspec.LabelKernelsOf] != "ns" || made.Annotations[podspec.AnnotationOwner] != "Bob" ||
-		made.Labels["pod-security.kubernetes.io/enforce"] != "baseline" || made.Annotations[podspec.AnnotationContent] == "" {
+	if err != nil || made.Labels[podbuild.LabelKernelsOf] != "ns" || made.Annotations[podspec.AnnotationOwner] != "Bob" ||
+		made.Labels["pod-security.kubernetes.io/enforce"] != "baseline" || made.Annotations[podbuild.AnnotationContent] == "" {
 		t.Errorf("%v %v", made, err)
 	}
 	claims, err := c.CoreV1().PersistentVolumeClaims("kernels-bob").List(t.Context(), metav1.ListOptions{})
@@ -257,7 +258,7 @@ func TestNamespaces_UncountedRound(t *testing.T) {
 func TestNamespaces_Refused(t *testing.T) {
 	made := func(of, owner string) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kernels-ann",
-			Labels:      map[string]string{podspec.LabelKernelsOf: of},
+			Labels:      map[string]string{podbuild.LabelKernelsOf: of},
 			Annotations: map[string]string{podspec.AnnotationOwner: owner}}}
 	}
 	forbidden := apierrors.NewForbidden(corev1.Resource("namespaces"), "kernels-ann",
@@ -301,7 +302,7 @@ func TestNamespaces_Refused(t *testing.T) {
 	// A gateway that learns of ann's kernel while it creates bob's pod removes that one, and not ann's.
 	req := testRequest(idA)
 	req.Owner = "bob"
-	pod, err := podspec.Build(l.opts.Pods, req, podspec.Record{ID: idA, Generation: 1, Owner: "bob",
+	pod, err := podbuild.Build(l.opts.Pods, req, podspec.Record{ID: idA, Generation: 1, Owner: "bob",
 		SpecName: req.Spec.Name, Created: l.clusterNow().UTC().Round(0), Protocol: api.ProtocolVersion,
 		MasterKey: l.keys[0].Fingerprint})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -82,12 +83,12 @@ var errSealed = &launcher.FailedError{Class: launcher.FailedRefused,
 	Reason: "this gateway cannot decrypt what its pod says about them"}
 
 // objectsOf returns what the kernelspec of a pod creates with it.
-func (l *Launcher) objectsOf(pod *corev1.Pod) ([]podspec.Object, error) {
+func (l *Launcher) objectsOf(pod *corev1.Pod) ([]podbuild.Object, error) {
 	opened, err := l.openObjects(pod)
 	if err != nil {
 		return nil, err
 	}
-	objects, err := podspec.Objects(l.opts.Pods, opened)
+	objects, err := podbuild.Objects(l.opts.Pods, opened)
 	if refused := (*launcher.RefusedError)(nil); errors.As(err, &refused) {
 		err = &launcher.FailedError{Class: launcher.FailedRefused, Reason: refused.Reason}
 	}
@@ -95,7 +96,7 @@ func (l *Launcher) objectsOf(pod *corev1.Pod) ([]podspec.Object, error) {
 }
 
 // createObject creates an object of a pod. If an earlier pod of the kernel has it, the pod becomes its owner besides.
-func (l *Launcher) createObject(ctx context.Context, pod *corev1.Pod, o podspec.Object) error {
+func (l *Launcher) createObject(ctx context.Context, pod *corev1.Pod, o podbuild.Object) error {
 	objects := l.opts.Cluster.objects.Resource(o.Resource).Namespace(pod.Namespace)
 	_, err := objects.Create(ctx, o.Object, metav1.CreateOptions{FieldManager: fieldManager})
 	if !apierrors.IsAlreadyExists(err) || !o.Kept() { // a Secret's name is that of its pod
@@ -116,7 +117,7 @@ func (l *Launcher) createObject(ctx context.Context, pod *corev1.Pod, o podspec.
 		return err
 	case got.GetDeletionTimestamp() != nil, rec.Generation == 1 && !has: // that of another kernel with this id
 		return errObjectGoes
-	case !podspec.IsObjectOf(got, pod):
+	case !podbuild.IsObjectOf(got, pod):
 		return &launcher.FailedError{Class: launcher.FailedRefused,
 			Reason: "an object of its name is there, which no gateway has made for this kernel"}
 	case has:
@@ -132,10 +133,10 @@ var errObjectGoes = &launcher.FailedError{Class: launcher.FailedUnavailable,
 // adoptObject makes a pod the owner of an object besides the kernel's earlier pod. The cluster deletes the object when
 // the last of its owners is gone. An object that was changed since it was read stays as it is.
 func (l *Launcher) adoptObject(ctx context.Context, pod *corev1.Pod, got *unstructured.Unstructured,
-	o podspec.Object) error {
+	o podbuild.Object) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": got.GetUID(),
 		"resourceVersion": got.GetResourceVersion(),
-		"ownerReferences": append(got.GetOwnerReferences(), podspec.OwnerReference(pod))}})
+		"ownerReferences": append(got.GetOwnerReferences(), podbuild.OwnerReference(pod))}})
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
 
 // withPorts lets kernelspecs have ports.
@@ -21,7 +21,7 @@ func withPorts(t *testing.T) func(*Options, *timing) {
 	if err := os.WriteFile(file, []byte("kernelspecs: {ports: [7078]}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := podspec.ReadPolicy(file)
+	policy, err := wish.ReadPolicy(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/diff"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -98,7 +100,7 @@ func TestRevive_MutatedPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := podspec.Build(upgraded, req, rec)
+	want, err := podbuild.Build(upgraded, req, rec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +123,7 @@ func TestRevive_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed })
-	policy := podspec.DefaultPolicy()
+	policy := wish.DefaultPolicy()
 	policy.Clients.Maxima["memory"] = resource.MustParse("4Gi")
 	l := openTest(t, c, func(o *Options, _ *timing) { o.Pods.Policy = policy })
 	waitFor(t, l, idA, isDead)

@@ -17,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -94,7 +95,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		MasterKey:  l.keys[0].Fingerprint,
 		Groups:     req.Groups,
 	}
-	pod, err := podspec.Build(l.opts.Pods, req, rec)
+	pod, err := podbuild.Build(l.opts.Pods, req, rec)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
@@ -148,7 +149,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 			return nil, err
 		}
 	}
-	if err := l.createHome(ctx, podspec.HomeClaim(l.opts.Pods, pod)); err != nil {
+	if err := l.createHome(ctx, podbuild.HomeClaim(l.opts.Pods, pod)); err != nil {
 		return nil, err
 	}
 	asking, cancel := l.apiContext(ctx)
@@ -245,7 +246,7 @@ func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, er
 // createPartsBy is createParts with another way to call what creates a part.
 func (l *Launcher) createPartsBy(ctx context.Context, pod *corev1.Pod,
 	by func(ctx context.Context, create func(context.Context) error) error) (string, error) {
-	policy, err := podspec.PortsPolicy(pod)
+	policy, err := podbuild.PortsPolicy(pod)
 	if err != nil {
 		return "network policy", err
 	}
@@ -397,8 +398,8 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	if err != nil {
 		return nil, nil, fmt.Errorf("pod %s: its objects: %w", old.Name, err)
 	}
-	req, err := podspec.ReadRequest(opened, rec)
-	if errors.Is(err, podspec.ErrNoRequest) {
+	req, err := podbuild.ReadRequest(opened, rec)
+	if errors.Is(err, podbuild.ErrNoRequest) {
 		pod := copyPod(old)
 		rec.KeyVersion = l.opts.Pods.KeyVersion(pod.Namespace)
 		rec.Write(pod)
@@ -410,7 +411,7 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 		return nil, nil, fmt.Errorf("pod %s: its request: %w", old.Name, err)
 	}
 	rec.Protocol = api.ProtocolVersion
-	pod, err := podspec.Build(l.opts.Pods, req, rec)
+	pod, err := podbuild.Build(l.opts.Pods, req, rec)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -366,10 +367,10 @@ func runningPod(t testing.TB, n int, req launcher.Request) *corev1.Pod {
 }
 
 // runningPodBy returns the pod of a running kernel, built with the given options.
-func runningPodBy(t testing.TB, o podspec.Options, n int, req launcher.Request) *corev1.Pod {
+func runningPodBy(t testing.TB, o podbuild.Options, n int, req launcher.Request) *corev1.Pod {
 	t.Helper()
 	created := time.Now().Add(time.Duration(n) * time.Millisecond)
-	pod, err := podspec.Build(o, req, podspec.Record{
+	pod, err := podbuild.Build(o, req, podspec.Record{
 		ID:         req.ID,
 		Generation: 1,
 		Owner:      req.Owner,

@@ -20,6 +20,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -44,7 +45,7 @@ const (
 // warmStore is the warm kernels of one cluster, as launcher/warm keeps them.
 type warmStore struct {
 	l *Launcher
-	*warm.Pool[podspec.WarmKind]
+	*warm.Pool[podbuild.WarmKind]
 	pods   cache.SharedIndexInformer // fixed; nil: this gateway has no warm kernels
 	urgent chan struct{}             // fixed; capacity 1: a pod waits for GPUs
 
@@ -150,8 +151,8 @@ func (l *Launcher) keepWarm(ctx context.Context) {
 }
 
 // Kind returns from what the warm kernels of a plain start are created.
-func (w *warmStore) Kind(start launcher.Request) (kind podspec.WarmKind, content string, err error) {
-	kind, err = podspec.NewWarmKind(w.l.opts.Pods, start)
+func (w *warmStore) Kind(start launcher.Request) (kind podbuild.WarmKind, content string, err error) {
+	kind, err = podbuild.NewWarmKind(w.l.opts.Pods, start)
 	return kind, kind.Content, err
 }
 
@@ -182,7 +183,7 @@ func (w *warmStore) List(ctx context.Context) ([]warm.Kernel, error) {
 }
 
 // WhyNot says whether pods wait for the GPUs of a kind.
-func (w *warmStore) WhyNot(kind podspec.WarmKind) string {
+func (w *warmStore) WhyNot(kind podbuild.WarmKind) string {
 	if w.refused.Load() > 0 && len(kind.GPUs) > 0 ||
 		slices.ContainsFunc(kind.GPUs, func(name corev1.ResourceName) bool { return w.waited[name] }) {
 		return launcher.WaitsForGPU
@@ -272,7 +273,7 @@ func hasRun(pod *corev1.Pod) bool {
 }
 
 // Create creates the pod and the secret of a warm kernel.
-func (w *warmStore) Create(ctx context.Context, kind podspec.WarmKind) error {
+func (w *warmStore) Create(ctx context.Context, kind podbuild.WarmKind) error {
 	l, id := w.l, uuid.NewString()
 	pod, err := kind.Build(l.opts.Pods, podspec.Record{ID: id, Created: l.clusterNow().UTC().Round(0),
 		MasterKey: l.keys[0].Fingerprint})

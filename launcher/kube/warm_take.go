@@ -13,6 +13,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -20,7 +21,7 @@ import (
 
 // Claim gives a start a warm kernel of a kind, if one fits. The error is a *launcher.LimitError if limits do not allow
 // the start.
-func (w *warmStore) Claim(ctx context.Context, kind podspec.WarmKind, req launcher.Request,
+func (w *warmStore) Claim(ctx context.Context, kind podbuild.WarmKind, req launcher.Request,
 ) (d launcher.Kernel, result string, err error) {
 	tries := 0
 	for _, pod := range w.l.warmPods() {
@@ -38,7 +39,7 @@ func (w *warmStore) Claim(ctx context.Context, kind podspec.WarmKind, req launch
 }
 
 // claim makes a warm kernel the kernel of a request. The result is launcher.ClaimEmpty if another start was faster.
-func (w *warmStore) claim(ctx context.Context, kind podspec.WarmKind, pod *corev1.Pod, req launcher.Request,
+func (w *warmStore) claim(ctx context.Context, kind podbuild.WarmKind, pod *corev1.Pod, req launcher.Request,
 ) (d launcher.Kernel, result string, err error) {
 	l := w.l
 	requested := l.clusterNow()

@@ -16,6 +16,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/warm"
@@ -225,7 +226,7 @@ func TestWarm_HalfTaken(t *testing.T) {
 	all := warmGateways(t, c, &now, &wanted, 1)
 	c.runWarm(t, f, 1, all)
 	pod := all[0].warmPods()[0]
-	kind, err := podspec.NewWarmKind(testPods, testRequest(uuid.Nil.String()))
+	kind, err := podbuild.NewWarmKind(testPods, testRequest(uuid.Nil.String()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -179,7 +180,7 @@ func (l *Launcher) kernelOfEvent(e *corev1.Event) string {
 // trimPod drops what this gateway does not read of a kernel's pod.
 func trimPod(o any) (any, error) {
 	if pod, ok := o.(*corev1.Pod); ok { // else it is a cache.DeletedFinalStateUnknown
-		return podspec.Trimmed(pod), nil
+		return podbuild.Trimmed(pod), nil
 	}
 	return o, nil
 }

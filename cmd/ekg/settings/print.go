@@ -15,7 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 )
 
 // Print writes all settings except secrets as a config file. Each has a comment with its source.
@@ -132,7 +132,7 @@ func (s *Settings) WithPlace(err error) error {
 func TokenPath(stateDir string) string { return filepath.Join(stateDir, "token") }
 
 // PodOptions returns the settings of kernels' pods in a namespace, unless the settings name another.
-func (s *Settings) PodOptions(namespace string) podspec.Options {
+func (s *Settings) PodOptions(namespace string) podbuild.Options {
 	o, l := s.Pods, &s.Local
 	o.Namespace = cmp.Or(o.Namespace, namespace)
 	o.LogLimit, o.StopGrace, o.Cull = l.LogLimit, l.StopGrace, l.Cull

@@ -21,7 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 )
 
@@ -55,7 +55,7 @@ type Settings struct {
 	Supervisor string
 	Local      local.Options // StateDir, the bounds of logs, StopGrace and Cull are for pods too
 
-	Pods                podspec.Options // without what Local has
+	Pods                podbuild.Options // without what Local has
 	Kubeconfig          string
 	KubeContext         string
 	KubePolicy          string

@@ -281,8 +281,8 @@ func resourcesOf(all []corev1.Container) []corev1.Container {
 func Rooms(view launcher.GPUs, flavors []flavor.Flavor) map[string]launcher.GPURoom {
 	rooms := map[string]launcher.GPURoom{}
 	for i := range flavors {
-		if resource, amount := podspec.FlavorAmount(&flavors[i]); amount > 0 {
-			rooms[flavors[i].Name] = roomFor(view, string(resource), float64(amount), flavors[i].NodeSelector)
+		if asks := podspec.RequestOf(&flavors[i]); asks.Amount > 0 {
+			rooms[flavors[i].Name] = roomFor(view, string(asks.Counted), float64(asks.Amount), flavors[i].NodeSelector)
 		}
 	}
 	return rooms

@@ -198,8 +198,8 @@ func TestFlavorRoom(t *testing.T) {
 		"less":    {flavor.Flavor{GPUMem: &flavor.GPUMem{Units: 4}}, launcher.GPURoom{Free: 4, Total: 6}},
 		"none":    {flavor.Flavor{MIG: &flavor.MIG{Profile: "1g.10gb"}}, launcher.GPURoom{}},
 	} {
-		resource, amount := podspec.FlavorAmount(&c.flavor)
-		if got := roomFor(view, string(resource), float64(amount), c.flavor.NodeSelector); got != c.want {
+		asks := podspec.RequestOf(&c.flavor)
+		if got := roomFor(view, string(asks.Counted), float64(asks.Amount), c.flavor.NodeSelector); got != c.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
 		}
 	}

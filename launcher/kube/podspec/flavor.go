@@ -4,12 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"maps"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
@@ -19,7 +17,7 @@ import (
 // Annotations of pods with a flavor. LabelFlavor has the flavor's name too, see LabelValue.
 const (
 	annotationFlavor = Domain + "flavor" // the flavor's name
-	annotationGPUs   = Domain + "gpus"   // gpu.Amount that limits and GPU hours count, for example "0.25"
+	AnnotationGPUs   = Domain + "gpus"   // gpu.Amount that limits and GPU hours count, for example "0.25"
 
 	// LabelFlavor selects the pods of one flavor.
 	LabelFlavor = annotationFlavor
@@ -35,27 +33,27 @@ const (
 	resourceHAMiCores     corev1.ResourceName = "nvidia.com/gpucores" // percent of each GPU
 	prefixMIG                                 = "nvidia.com/mig-"
 	strategySingle                            = "single"
-	claimOfFlavor                             = "gpu" // name of the claim in the pod
+	ClaimOfFlavor                             = "gpu" // name of the claim in the pod
 	claimTemplatePrefix                       = "ekg-flavor-"
 	maxClaimTemplateDigit                     = 10 // hexadecimal digits of the claim template's content in its name
 )
 
-// flavorRequest is what a flavor asks for in a pod.
-type flavorRequest struct {
-	// counted is the resource that says how many GPUs or units are asked for, amount how many; "" for a claim and for
+// FlavorRequest is what a flavor asks for in a pod.
+type FlavorRequest struct {
+	// Counted is the resource that says how many GPUs or units are asked for, amount how many; "" for a claim and for
 	// nothing. others depend on it.
-	counted corev1.ResourceName
-	amount  int64
-	others  map[corev1.ResourceName]int64
+	Counted corev1.ResourceName
+	Amount  int64
+	Others  map[corev1.ResourceName]int64
 
 	// scalable: KERNEL_GPUS may change amount.
-	scalable bool
+	Scalable bool
 
-	template string // of the resource claim; "" for none
+	Template string // of the resource claim; "" for none
 }
 
-// requestOf returns what a flavor asks for, by its kind.
-func requestOf(f *flavor.Flavor) flavorRequest {
+// RequestOf returns what a flavor asks for, by its kind.
+func RequestOf(f *flavor.Flavor) FlavorRequest {
 	switch {
 	case f.GPU != nil:
 		return wholeGPUs(f.GPU)
@@ -72,162 +70,70 @@ func requestOf(f *flavor.Flavor) flavorRequest {
 	case f.Resource != nil:
 		return extendedResource(f.Resource)
 	}
-	return flavorRequest{}
+	return FlavorRequest{}
 }
 
-func wholeGPUs(d *flavor.Devices) flavorRequest {
-	return flavorRequest{counted: defaultGPU, amount: flavor.Count(d.Count), scalable: true}
+func wholeGPUs(d *flavor.Devices) FlavorRequest {
+	return FlavorRequest{Counted: defaultGPU, Amount: flavor.Count(d.Count), Scalable: true}
 }
 
-func migSlices(m *flavor.MIG) flavorRequest {
-	r := flavorRequest{counted: prefixMIG + corev1.ResourceName(m.Profile), amount: flavor.Count(m.Count), scalable: true}
+func migSlices(m *flavor.MIG) FlavorRequest {
+	r := FlavorRequest{Counted: prefixMIG + corev1.ResourceName(m.Profile), Amount: flavor.Count(m.Count), Scalable: true}
 	if m.Strategy == strategySingle {
-		r.counted = defaultGPU
+		r.Counted = defaultGPU
 	}
 	return r
 }
 
 // gpuReplica asks for one replica: several give a kernel no more of a GPU, and some plugins reject them.
-func gpuReplica(d *flavor.Replica) flavorRequest {
-	r := flavorRequest{counted: resourceReplica, amount: 1}
+func gpuReplica(d *flavor.Replica) FlavorRequest {
+	r := FlavorRequest{Counted: resourceReplica, Amount: 1}
 	if d.Resource != "" {
-		r.counted = corev1.ResourceName(d.Resource)
+		r.Counted = corev1.ResourceName(d.Resource)
 	}
 	return r
 }
 
-func gpuMemory(m *flavor.GPUMem) flavorRequest {
-	r := flavorRequest{counted: resourceGPUMem, amount: m.Units}
+func gpuMemory(m *flavor.GPUMem) FlavorRequest {
+	r := FlavorRequest{Counted: resourceGPUMem, Amount: m.Units}
 	if m.CorePercent > 0 {
-		r.others = map[corev1.ResourceName]int64{resourceGPUMemCore: m.CorePercent}
+		r.Others = map[corev1.ResourceName]int64{resourceGPUMemCore: m.CorePercent}
 	}
 	return r
 }
 
-func hamiShare(h *flavor.HAMi) flavorRequest {
-	r := flavorRequest{counted: defaultGPU, amount: flavor.Count(h.Count), scalable: true,
-		others: map[corev1.ResourceName]int64{}}
+func hamiShare(h *flavor.HAMi) FlavorRequest {
+	r := FlavorRequest{Counted: defaultGPU, Amount: flavor.Count(h.Count), Scalable: true,
+		Others: map[corev1.ResourceName]int64{}}
 	for name, n := range map[corev1.ResourceName]int64{
 		resourceHAMiMemory: h.MemoryMiB, resourceHAMiPercent: h.MemoryPercent, resourceHAMiCores: h.CorePercent,
 	} {
 		if n > 0 {
-			r.others[name] = n
+			r.Others[name] = n
 		}
 	}
 	return r
 }
 
-func extendedResource(e *flavor.Extended) flavorRequest {
-	return flavorRequest{counted: corev1.ResourceName(e.Name), amount: flavor.Count(e.Count), scalable: true}
+func extendedResource(e *flavor.Extended) FlavorRequest {
+	return FlavorRequest{Counted: corev1.ResourceName(e.Name), Amount: flavor.Count(e.Count), Scalable: true}
 }
 
-func resourceClaim(f *flavor.Flavor) flavorRequest {
+func resourceClaim(f *flavor.Flavor) FlavorRequest {
 	if f.DRA.Template != "" {
-		return flavorRequest{template: f.DRA.Template}
+		return FlavorRequest{Template: f.DRA.Template}
 	}
-	return flavorRequest{template: claimTemplateName(f)}
-}
-
-// applyFlavor replaces the GPUs and the resource claims of the kernelspec by those of the flavor. A pod with both would
-// ask for two kinds of GPUs. Node labels of the flavor override those of the kernelspec.
-func applyFlavor(pod *corev1.Pod, f *flavor.Flavor) {
-	k := kernelOf(pod)
-	for _, amounts := range []corev1.ResourceList{k.Resources.Requests, k.Resources.Limits} {
-		maps.DeleteFunc(amounts, func(name corev1.ResourceName, _ resource.Quantity) bool {
-			return gpuResourceOf(name).unit != gpuNone
-		})
-	}
-	pod.Spec.ResourceClaims, k.Resources.Claims = nil, nil
-	r := requestOf(f)
-	ask := func(name corev1.ResourceName, n int64) {
-		q := *resource.NewQuantity(n, resource.DecimalSI)
-		setRequest(k, name, q)
-		setLimit(k, name, q)
-	}
-	if r.counted != "" {
-		ask(r.counted, r.amount)
-	}
-	for name, n := range r.others {
-		ask(name, n)
-	}
-	if r.template != "" {
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: claimOfFlavor, ResourceClaimTemplateName: &r.template}}
-	}
-	if len(f.NodeSelector) > 0 {
-		if pod.Spec.NodeSelector == nil {
-			pod.Spec.NodeSelector = map[string]string{}
-		}
-		maps.Copy(pod.Spec.NodeSelector, f.NodeSelector)
-	}
-	for _, t := range f.Tolerations {
-		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
-			Key:               t.Key,
-			Operator:          corev1.TolerationOperator(t.Operator),
-			Value:             t.Value,
-			Effect:            corev1.TaintEffect(t.Effect),
-			TolerationSeconds: t.TolerationSeconds,
-		})
-	}
-	if f.RuntimeClass != "" {
-		pod.Spec.RuntimeClassName = &f.RuntimeClass
-	}
-}
-
-// sizeOf returns the GPUs that a complete pod with the flavor counts as. A client may have changed how many it asks
-// for.
-func sizeOf(pod *corev1.Pod, f *flavor.Flavor) gpu.Amount {
-	r := requestOf(f)
-	if r.counted != "" {
-		now := kernelOf(pod).Resources.Limits[r.counted]
-		return f.Size().Times(now.Value(), r.amount)
-	}
-	if len(pod.Spec.ResourceClaims) == 0 {
-		return 0
-	}
-	return f.Size()
+	return FlavorRequest{Template: claimTemplateName(f)}
 }
 
 // GPUs returns how many GPUs a pod counts as for limits and GPU hours.
 func GPUs(pod *corev1.Pod) gpu.Amount {
-	if text, ok := pod.Annotations[annotationGPUs]; ok {
+	if text, ok := pod.Annotations[AnnotationGPUs]; ok {
 		if a, err := gpu.ParseAmount(text); err == nil {
 			return a
 		}
 	}
 	return gpu.Whole(GPURequestOf(pod).Count())
-}
-
-// applyFlavorGPUs applies KERNEL_GPUS to a pod with a flavor. It changes the amount of the flavor's own resource and
-// never asks for another kind. 0 gives all of it up.
-func (c *clientChecker) applyFlavorGPUs(f *flavor.Flavor) {
-	const variable = "KERNEL_GPUS"
-	r := requestOf(f)
-	giveUp := func() {
-		c.removeResources([]corev1.ResourceName{r.counted})
-		for name := range r.others {
-			c.removeResources([]corev1.ResourceName{name})
-		}
-		c.pod.Spec.ResourceClaims, c.kernel.Resources.Claims = nil, nil
-	}
-	if r.scalable {
-		c.applyAmount(variable, r.counted)
-		if now := c.kernel.Resources.Limits[r.counted]; now.IsZero() {
-			giveUp()
-		}
-		return
-	}
-	for _, v := range []string{variable, variable + "_LIMIT"} {
-		c.apply(v, func(v, value string) {
-			switch {
-			case value == "0":
-				giveUp()
-			case f.None:
-				c.refuse(v, "the flavor %s has no GPU; choose a flavor with one", f.Name)
-			case value != "1":
-				c.refuse(v, "the flavor %s says how much of a GPU the kernel gets; this variable can only be 0 or 1", f.Name)
-			}
-		})
-	}
 }
 
 // claimTemplateName returns the name of the claim template that ekg creates for a flavor. The name changes with the
@@ -265,7 +171,7 @@ func claimSpec(d *flavor.DRA) resourcev1.ResourceClaimSpec {
 		}
 		return list
 	}
-	request := resourcev1.DeviceRequest{Name: claimOfFlavor}
+	request := resourcev1.DeviceRequest{Name: ClaimOfFlavor}
 	if len(d.FirstAvailable) == 0 {
 		request.Exactly = &resourcev1.ExactDeviceRequest{
 			DeviceClassName: d.DeviceClass,

@@ -14,8 +14,8 @@ const defaultGPU corev1.ResourceName = "nvidia.com/gpu"
 
 // Images made for NVIDIA's GPUs use all GPUs of the node unless the variable visibleDevices has the value visibleNone.
 const (
-	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	visibleNone    = "void"
+	VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	VisibleNone    = "void"
 )
 
 // GPURequest is what a pod asks for of GPUs, by the way in which it asks. A further way, such as a lease, becomes a
@@ -74,20 +74,20 @@ func (r GPURequest) Count() int64 {
 	for _, devices := range r.Devices {
 		n += devices
 	}
-	if n == 0 && anyPositive(r.Shares) {
+	if n == 0 && AnyPositive(r.Shares) {
 		return 1
 	}
 	return n
 }
 
-// any reports whether the kernel may have a GPU, or a similar accelerator.
-func (r GPURequest) any() bool {
-	return anyPositive(r.Devices) || anyPositive(r.Shares) || len(r.Claims) > 0
+// Any reports whether the kernel may have a GPU, or a similar accelerator.
+func (r GPURequest) Any() bool {
+	return AnyPositive(r.Devices) || AnyPositive(r.Shares) || len(r.Claims) > 0
 }
 
-// nvidia reports whether devices or shares are asked for that may be NVIDIA's. Their device plugin then sets
+// NVIDIA reports whether devices or shares are asked for that may be NVIDIA's. Their device plugin then sets
 // visibleDevices.
-func (r GPURequest) nvidia() bool {
+func (r GPURequest) NVIDIA() bool {
 	for _, amounts := range []map[corev1.ResourceName]int64{r.Devices, r.Shares} {
 		for name, n := range amounts {
 			if n > 0 && !gpuResourceOf(name).other {
@@ -98,24 +98,24 @@ func (r GPURequest) nvidia() bool {
 	return false
 }
 
-// countable returns the resource that KERNEL_GPUS counts: the one resource of whole GPUs that the kernelspec asks for.
+// Countable returns the resource that KERNEL_GPUS counts: the one resource of whole GPUs that the kernelspec asks for.
 // It is defaultGPU if the kernelspec asks for no GPU, or for that and others. It is "" if the kernelspec asks for
 // several others, or only for shares: a request for GPUs beside them would book two kinds.
-func (r GPURequest) countable() corev1.ResourceName {
+func (r GPURequest) Countable() corev1.ResourceName {
 	if _, ok := r.Devices[defaultGPU]; ok {
 		return defaultGPU
 	}
 	switch names := slices.Collect(maps.Keys(r.Devices)); {
 	case len(names) == 1:
 		return names[0]
-	case len(names) > 1 || anyPositive(r.Shares):
+	case len(names) > 1 || AnyPositive(r.Shares):
 		return ""
 	}
 	return defaultGPU
 }
 
-// resources returns the names of all resources of GPUs in alphabetical order.
-func (r GPURequest) resources() []string {
+// Resources returns the names of all resources of GPUs in alphabetical order.
+func (r GPURequest) Resources() []string {
 	var names []string
 	for _, amounts := range []map[corev1.ResourceName]int64{r.Devices, r.Shares} {
 		for name := range amounts {
@@ -126,7 +126,7 @@ func (r GPURequest) resources() []string {
 	return names
 }
 
-func anyPositive(amounts map[corev1.ResourceName]int64) bool {
+func AnyPositive(amounts map[corev1.ResourceName]int64) bool {
 	for _, n := range amounts {
 		if n > 0 {
 			return true

@@ -5,8 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // GPUAmounts returns how much a pod holds of each resource that stands for GPUs. Kubernetes' rule is: the sum of its
@@ -35,6 +34,14 @@ func GPUAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 		}
 	}
 	return running
+}
+
+// SetAmount sets an amount in a list, which it makes if there is none.
+func SetAmount(list *corev1.ResourceList, name corev1.ResourceName, q resource.Quantity) {
+	if *list == nil {
+		*list = corev1.ResourceList{}
+	}
+	(*list)[name] = q
 }
 
 func set(all map[corev1.ResourceName]int64, name corev1.ResourceName, n int64) map[corev1.ResourceName]int64 {
@@ -75,13 +82,6 @@ func isSecondMeasure(name corev1.ResourceName) bool {
 		return true
 	}
 	return false
-}
-
-// FlavorAmount returns how much of which resource a kernel with a flavor books. The amount is 0 for a flavor without
-// GPUs, and for one with a resource claim.
-func FlavorAmount(f *flavor.Flavor) (corev1.ResourceName, int64) {
-	r := requestOf(f)
-	return r.counted, r.amount
 }
 
 // GPUPools returns the resources of a node that stand for GPUs, each with its amount.

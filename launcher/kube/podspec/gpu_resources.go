@@ -1,6 +1,8 @@
 package podspec
 
 import (
+	"strings"
+
 	lru "github.com/hashicorp/golang-lru/v2"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -94,7 +96,7 @@ var knownResources = func() *lru.Cache[corev1.ResourceName, gpuResource] {
 
 func findGPUResource(name corev1.ResourceName) gpuResource {
 	for _, r := range gpuResources {
-		if matchesPattern(r.name, string(name)) {
+		if MatchesPattern(r.name, string(name)) {
 			return r
 		}
 	}
@@ -105,4 +107,20 @@ func findGPUResource(name corev1.ResourceName) gpuResource {
 func IsGPU(name corev1.ResourceName) (gpu, shared bool) {
 	unit := gpuResourceOf(name).unit
 	return unit != gpuNone, unit == gpuShares
+}
+
+func MatchesPattern(pattern, text string) bool {
+	parts := strings.Split(pattern, "*")
+	rest, ok := strings.CutPrefix(text, parts[0])
+	if !ok || len(parts) == 1 {
+		return ok && rest == ""
+	}
+	for _, part := range parts[1 : len(parts)-1] {
+		i := strings.Index(rest, part)
+		if i < 0 {
+			return false
+		}
+		rest = rest[i+len(part):]
+	}
+	return strings.HasSuffix(rest, parts[len(parts)-1])
 }

@@ -100,9 +100,9 @@ func TestGPURequestOf(t *testing.T) {
 			if !maps.Equal(r.Devices, tt.devices) || !maps.Equal(r.Shares, tt.shares) || !slices.Equal(r.Claims, tt.claims) {
 				t.Errorf("got %+v", r)
 			}
-			if r.Count() != tt.count || r.nvidia() != tt.nvidia || r.any() != tt.any || r.countable() != tt.countable {
-				t.Errorf("got %d GPUs, NVIDIA's %v, any %v, KERNEL_GPUS counts %s", r.Count(), r.nvidia(), r.any(),
-					r.countable())
+			if r.Count() != tt.count || r.NVIDIA() != tt.nvidia || r.Any() != tt.any || r.Countable() != tt.countable {
+				t.Errorf("got %d GPUs, NVIDIA's %v, any %v, KERNEL_GPUS counts %s", r.Count(), r.NVIDIA(), r.Any(),
+					r.Countable())
 			}
 		})
 	}

@@ -20,22 +20,6 @@ const (
 	KeyVersionNamespace = 2
 )
 
-// KeyVersion returns the version for the keys of a new pod. Pods of one name in two namespaces have different keys. The
-// pods of Options.Namespace have the version that gateways of earlier releases know, too.
-func (o *Options) KeyVersion(namespace string) int {
-	if namespace == o.Namespace {
-		return KeyVersionName
-	}
-	return KeyVersionNamespace
-}
-
-// MayGetKeys reports whether a gateway may create a secret with the keys that a pod's record names. A user who can
-// create pods in a namespace writes records there. With another version, the secret would have the keys of a pod
-// elsewhere.
-func (o *Options) MayGetKeys(pod *corev1.Pod, r Record) bool {
-	return pod.Namespace == o.Namespace || r.KeyVersion == KeyVersionNamespace
-}
-
 // Names of the files in a kernel's secret.
 const (
 	secretTLSSeed   = "tls-seed"

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // Keys that DeriveKeys derives from a master key for a pod, by version.
@@ -49,43 +47,5 @@ func TestDeriveKeys(t *testing.T) {
 	}
 	if _, err := DeriveKeys([]byte(masterKey), keySpace, keyPod, 3); err == nil {
 		t.Error("an unknown version was derived")
-	}
-}
-
-// TestKeyVersion: the record of a pod outside the gateways' own namespace of kernels has the version with the
-// namespace, also where the client has chosen it.
-func TestKeyVersion(t *testing.T) {
-	o := testOptions()
-	spec := readSpec(t, "smallest", o)
-	for _, tt := range []struct {
-		change func(o *Options, req *launcher.Request)
-		want   int
-	}{
-		{func(*Options, *launcher.Request) {}, KeyVersionName},
-		{func(o *Options, req *launcher.Request) {
-			o.Policy.Clients = ClientRules{Allow: []string{"KERNEL_NAMESPACE"}, Namespaces: []string{"team"}}
-			req.Env = map[string]string{"KERNEL_NAMESPACE": "team"}
-		}, KeyVersionNamespace},
-		{func(o *Options, _ *launcher.Request) {
-			o.Policy.OwnerNamespace = &OwnerNamespace{Name: "kernels-{owner}"}
-		}, KeyVersionNamespace},
-	} {
-		o, req := testOptions(), launcher.Request{ID: testID, Owner: "ann", Spec: spec}
-		o.Policy = DefaultPolicy()
-		tt.change(&o, &req)
-		pod, err := Build(o, req, testRecord(spec.Name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		rec, err := ReadRecord(pod)
-		if err != nil || rec.KeyVersion != tt.want {
-			t.Errorf("a pod in %s has version %d, %v", pod.Namespace, rec.KeyVersion, err)
-		}
-		if !o.MayGetKeys(pod, rec) {
-			t.Errorf("a pod in %s gets no keys", pod.Namespace)
-		}
-		if rec.KeyVersion = KeyVersionName; o.MayGetKeys(pod, rec) != (pod.Namespace == o.Namespace) {
-			t.Errorf("a pod in %s may get the keys of version 1: %v", pod.Namespace, o.MayGetKeys(pod, rec))
-		}
 	}
 }

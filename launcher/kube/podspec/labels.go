@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -14,13 +13,6 @@ import (
 const (
 	LabelOwner = AnnotationOwner
 	LabelSpec  = annotationSpec
-)
-
-// Labels of Enterprise Gateway's pods, by which scripts and dashboards select. A kernelspec can set other values.
-const (
-	labelEGKernel    = "kernel_id"
-	labelEGComponent = "component"
-	labelEGApp       = "app"
 )
 
 // hashedPrefix begins a label's value that is a hash. Names that begin so are hashed too, so that no name has the value
@@ -35,15 +27,4 @@ func LabelValue(name string) string {
 	}
 	sum := sha256.Sum256([]byte(name))
 	return hashedPrefix + hex.EncodeToString(sum[:])[:40]
-}
-
-// labelAsEG adds the labels of Enterprise Gateway's pods that the kernelspec does not set.
-func (b *builder) labelAsEG(pod *corev1.Pod) {
-	for key, value := range map[string]string{
-		labelEGKernel: b.req.ID, labelEGComponent: "kernel", labelEGApp: "enterprise-gateway",
-	} {
-		if _, ok := pod.Labels[key]; !ok {
-			pod.Labels[key] = value
-		}
-	}
 }

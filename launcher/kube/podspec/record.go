@@ -13,6 +13,13 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
+// AnnotationKernelObjects of a kernel's pod has metadata.ekg.objects of its kernelspec. Build writes it as JSON. A
+// gateway encrypts it before it creates the pod: who may read pods must not read Secrets.
+const AnnotationKernelObjects = Domain + "kernel-objects"
+
+// LabelObject is on each object that was created with a kernel's pod. Its value is the name in the kernelspec.
+const LabelObject = Domain + "object"
+
 // Labels and annotations of a kernel's pod, which is the kernel's record. They stay readable for as long as pods of
 // this version may live.
 const (
@@ -34,8 +41,8 @@ const (
 	AnnotationGeneration = Domain + "generation"  // number of the pod among its kernel's pods, from 1
 	annotationCreated    = Domain + "created"     // when the kernel's first pod was created, in RFC 3339 with nanoseconds
 	annotationProtocol   = Domain + "protocol"    // api.ProtocolVersion
-	annotationKeyVersion = Domain + "key-version" // KeyVersion
-	annotationMasterKey  = Domain + "master-key"  // MasterKey.Fingerprint; pods of earlier releases have none
+	AnnotationKeyVersion = Domain + "key-version" // KeyVersion
+	AnnotationMasterKey  = Domain + "master-key"  // MasterKey.Fingerprint; pods of earlier releases have none
 	annotationGroups     = Domain + "groups"      // launcher.Request.Groups in JSON
 	AnnotationEnding     = Domain + "ending"      // api.Ending in JSON, if a gateway ended the pod
 	AnnotationAdmitted   = Domain + "admitted"    // when limits admitted the pod, in RFC 3339 with nanoseconds
@@ -97,7 +104,7 @@ func (r Record) Write(pod *corev1.Pod) {
 	set(&pod.Annotations, AnnotationGeneration, strconv.Itoa(r.Generation))
 	set(&pod.Annotations, annotationCreated, r.Created.UTC().Format(time.RFC3339Nano))
 	set(&pod.Annotations, annotationProtocol, strconv.Itoa(r.Protocol))
-	set(&pod.Annotations, annotationKeyVersion, strconv.Itoa(r.KeyVersion))
+	set(&pod.Annotations, AnnotationKeyVersion, strconv.Itoa(r.KeyVersion))
 	if r.Flavor != "" {
 		set(&pod.Annotations, annotationFlavor, r.Flavor)
 	}
@@ -105,7 +112,7 @@ func (r Record) Write(pod *corev1.Pod) {
 		set(&pod.Annotations, annotationProfile, r.Profile)
 	}
 	if r.MasterKey != "" {
-		set(&pod.Annotations, annotationMasterKey, r.MasterKey)
+		set(&pod.Annotations, AnnotationMasterKey, r.MasterKey)
 	}
 	if len(r.Groups) > 0 {
 		text, err := json.Marshal(r.Groups)
@@ -127,13 +134,13 @@ func ReadRecord(pod *corev1.Pod) (Record, error) {
 		Profile:  pod.Annotations[annotationProfile],
 		GPUs:     GPUs(pod),
 		// It may hold any text: it is only compared, and printed in quotes.
-		MasterKey: pod.Annotations[annotationMasterKey],
+		MasterKey: pod.Annotations[AnnotationMasterKey],
 	}
 	if !launcher.ValidID(r.ID) {
 		return r, fmt.Errorf("label %s is %q, not a kernel id", LabelKernel, r.ID)
 	}
 	for key, to := range map[string]*int{
-		AnnotationGeneration: &r.Generation, annotationProtocol: &r.Protocol, annotationKeyVersion: &r.KeyVersion,
+		AnnotationGeneration: &r.Generation, annotationProtocol: &r.Protocol, AnnotationKeyVersion: &r.KeyVersion,
 	} {
 		n, err := strconv.Atoi(pod.Annotations[key])
 		if err != nil || n < 1 {
