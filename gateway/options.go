@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -79,9 +78,6 @@ func (o *Options) Validate() error {
 		if !validHost(host) {
 			return kernels.WrongOption("AllowHosts", "%q is not a host name or address without a port", host)
 		}
-	}
-	if o.Jobs.Dir != "" && !filepath.IsAbs(o.Jobs.Dir) {
-		return kernels.WrongOption("Jobs", "%q is not an absolute path", o.Jobs.Dir)
 	}
 	return o.Options.Validate()
 }

@@ -122,8 +122,15 @@ func (p Program) refuseUsages(commands []*cli.Command) {
 	}
 }
 
-// refuseUsage returns an error of the parser. For a flag that earlier builds had, it says what to use instead.
-func (p Program) refuseUsage(_ *cli.Context, err error, _ bool) error {
+// refuseUsage returns an error of the parser. For a flag that earlier builds had, it says what to use instead, and for a
+// duration how one is written.
+func (p Program) refuseUsage(c *cli.Context, err error, _ bool) error {
+	for _, f := range c.Command.Flags {
+		d, ok := f.(*cli.DurationFlag)
+		if ok && strings.HasSuffix(err.Error(), "for flag -"+d.Name+": parse error") {
+			err = fmt.Errorf("%w: a duration needs a unit, as in 5s", err)
+		}
+	}
 	if name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); unknown && p.Removed != nil {
 		if instead := p.Removed(name); instead != "" {
 			err = fmt.Errorf("--%s: was removed: %s", name, instead)

@@ -33,6 +33,19 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// TestRun_Duration: the error of a duration without a unit says that it needs one.
+func TestRun_Duration(t *testing.T) {
+	for _, args := range [][]string{{"run", "--timeout", "5", "x.ipynb"}, {"keep", "--for", "5", kernelA}} {
+		code, _, errs := ekg(t, args...)
+		if code != 2 || !strings.HasSuffix(errs, ": parse error: a duration needs a unit, as in 5s\n") {
+			t.Errorf("%s: %d %s", args, code, errs)
+		}
+	}
+	if _, _, errs := ekg(t, "run", "--retries", "x", "x.ipynb"); strings.Contains(errs, "duration") {
+		t.Errorf("of a number: %s", errs)
+	}
+}
+
 func TestParameterPairs(t *testing.T) {
 	for line, want := range map[string]string{
 		"ekg run n.ipynb -p x 1 -r y a=b -p z=3": "ekg run n.ipynb -p x=1 -r y=a=b -p z=3",
