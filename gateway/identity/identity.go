@@ -232,7 +232,7 @@ func (v *Verifier) remembers(k key) (User, error, bool) {
 	return User{}, nil, false
 }
 
-// verify sends a token to a source when there is room in the lane, and remembers the answer.
+// verify sends a token to a source when the lane is not full, and remembers the answer.
 func (v *Verifier) verify(
 	ctx context.Context, s limitedSource, lane chan struct{}, k key, token string,
 ) (User, error) {

@@ -96,7 +96,7 @@ func (h *hold) run(e *entry) error {
 		Again: again, Pieces: h.m.store.pieces(h.id, h.log), AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
 		SaveEvery: h.m.store.keeper.RecordPace(),
 		// Outputs get at most two thirds of a record: JSON makes them longer, and the run adds a little to them.
-		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3), Room: h.m.store.keeper.MaxRecord()}
+		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3), Most: h.m.store.keeper.MaxRecord()}
 	result, err := h.m.perform(h.ctx, &r)
 	if err != nil {
 		return err

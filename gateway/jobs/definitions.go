@@ -186,7 +186,7 @@ func (m *Manager) Define(ctx context.Context, sub Submission, change Change) (_ 
 	if err := d.apply(change, now); err != nil {
 		return Definition{}, false, err
 	}
-	if err := m.roomForDefinition(ctx, sub.Owner); err != nil {
+	if err := m.mayDefine(ctx, sub.Owner); err != nil {
 		return Definition{}, false, err
 	}
 	source, err := m.store.keep(ctx, kindDefinitionNotebook, d.ID, sub.Notebook)
@@ -231,8 +231,8 @@ func (d *definition) apply(c Change, now time.Time) error {
 	return nil
 }
 
-// roomForDefinition checks that the owner may have one more definition. Two at once may both be counted in.
-func (m *Manager) roomForDefinition(ctx context.Context, owner string) error {
+// mayDefine checks that the owner may have one more definition. Two at once may both be counted in.
+func (m *Manager) mayDefine(ctx context.Context, owner string) error {
 	if m.policy.Definitions == 0 {
 		return nil
 	}

@@ -182,7 +182,7 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 	if err != nil {
 		return Job{}, false, err
 	}
-	if err := m.room(ctx, sub.Owner); err != nil {
+	if err := m.maySubmit(ctx, sub.Owner); err != nil {
 		if s, err := m.store.job(ctx, job.ID); err == nil { // another gateway was faster, and its job was counted
 			return s.Job, false, nil
 		}
@@ -215,8 +215,8 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 	return s.Job, true, nil
 }
 
-// room checks that the owner may have one more job. Two submissions at once may both be counted in.
-func (m *Manager) room(ctx context.Context, owner string) error {
+// maySubmit checks that the owner may have one more job. Two submissions at once may both be counted in.
+func (m *Manager) maySubmit(ctx context.Context, owner string) error {
 	if m.policy.PerUser == 0 {
 		return nil
 	}

@@ -78,7 +78,7 @@ func (p *Policy) Set() bool {
 }
 
 // Groups returns those of a user's groups whose kernels are counted, by limits and in metrics. A kernel's record has no
-// room for all groups that a directory may have, and no limit refers to the others.
+// space for all groups that a directory may have, and no limit refers to the others.
 func (p *Policy) Groups(all []string) (counted []string) {
 	if p == nil {
 		return nil

@@ -430,7 +430,7 @@ func (l *Launcher) launch(ctx context.Context, k *kernel, held []*os.File) error
 	return nil
 }
 
-// awaitReady waits for a supervisor's "ok". If the supervisor writes another sentence, that is returned.
+// awaitReady waits for a supervisor's "ok". If the supervisor writes another line, that is returned.
 func (l *Launcher) awaitReady(ctx context.Context, ch *child, ready *os.File) error {
 	limited, cancel := context.WithTimeout(ctx, l.timing.ready)
 	defer cancel()

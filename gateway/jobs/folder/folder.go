@@ -1,5 +1,5 @@
 // Package folder keeps the records of jobs in a folder that all gateways mount, for jobs with more output than config
-// maps have room for. Records is a launcher.RecordKeeper. It takes no locks: each change is one rename(2). Any file
+// maps can hold. Records is a launcher.RecordKeeper. It takes no locks: each change is one rename(2). Any file
 // system will do on which that is atomic for all machines, such as NFS.
 //
 // A record is a folder. It has a file with the data, and an empty file, the mark, which says that this is the data:

@@ -12,8 +12,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 )
 
-// errorRoom is how much errors may take beyond the limit of outputs, since they say why a run failed.
-const errorRoom = 1 << 20
+// errorBytes is how much errors may take beyond the limit of outputs, since they say why a run failed.
+const errorBytes = 1 << 20
 
 // maxNamed bounds the displays and the comms that a State names. A display beyond it is shown and not updated. The
 // state of a comm beyond it is not kept.
@@ -132,15 +132,15 @@ func (r *run) clear(at int) {
 	}
 }
 
-// room makes room for an output, or reports that there is none. It does what a clear_output has asked for.
-func (r *run) room(at int, size int64, isError bool) bool {
+// fits reports whether an output is within the limit. It does what a clear_output has asked for before.
+func (r *run) fits(at int, size int64, isError bool) bool {
 	c := r.doc.cells[at]
 	if c.clear {
 		r.clear(at)
 	}
 	limit := r.limit
 	if isError {
-		limit += errorRoom
+		limit += errorBytes
 	}
 	if (c.full && !isError) || r.size+size > limit {
 		if !c.full {
@@ -154,7 +154,7 @@ func (r *run) room(at int, size int64, isError bool) bool {
 }
 
 func (r *run) addText(at int, name, text string) {
-	if r.room(at, int64(outputCost+len(name)+len(text)), false) {
+	if r.fits(at, int64(outputCost+len(name)+len(text)), false) {
 		r.put(at, &output{stream: name, text: []byte(text)})
 	}
 }
@@ -169,7 +169,7 @@ func (r *run) display(ctx context.Context, at int, c *content, out *object) erro
 	if c.Transient != nil {
 		id = c.Transient.DisplayID
 	}
-	if !r.room(at, int64(outputCost+len(id)+len(c.Data)+len(c.Metadata)), false) {
+	if !r.fits(at, int64(outputCost+len(id)+len(c.Data)+len(c.Metadata)), false) {
 		return nil
 	}
 	if len(r.state.Displays[id]) == 0 && len(r.state.Displays) >= maxNamed {
@@ -238,10 +238,10 @@ func (r *run) addError(at int, c *content) {
 		size += len(line)
 	}
 	traceback := c.Traceback
-	if traceback == nil || size > errorRoom/2 {
+	if traceback == nil || size > errorBytes/2 {
 		traceback = []string{}
 	}
-	if r.room(at, int64(min(size, errorRoom/2)), true) {
+	if r.fits(at, int64(min(size, errorBytes/2)), true) {
 		r.put(at, &output{other: newObject(map[string]any{"output_type": "error", "ename": c.Ename,
 			"evalue": short(c.Evalue), "traceback": traceback})})
 	}

@@ -123,7 +123,7 @@ type Run struct {
 	Stop         <-chan struct{}
 	StopPatience time.Duration
 	OutputLimit  int64 // bytes of all outputs; 0: DefaultOutputLimit
-	Room         int64 // bytes of the skeleton and all outputs; 0: any number
+	Most         int64 // bytes of the skeleton and all outputs; 0: any number
 }
 
 // run is a Run that is being done.
@@ -166,8 +166,8 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 			return Result{}, err
 		}
 	}
-	if r.Room > 0 {
-		r.limit = max(0, min(r.limit, r.Room-int64(len(r.doc.skeleton()))))
+	if r.Most > 0 {
+		r.limit = max(0, min(r.limit, r.Most-int64(len(r.doc.skeleton()))))
 	}
 	for _, c := range r.doc.cells[r.state.From:] {
 		if c.runs() {

@@ -15,7 +15,7 @@ import (
 // reach bounds how far ahead Next looks. February 29 is at most eight years away.
 const reach = 9 * 366 * 24 * time.Hour
 
-// transition is the longest time by which a change of a clock moves it, with room.
+// transition is the longest time by which a change of a clock moves it, and more.
 const transition = 25 * time.Hour
 
 // Schedule is a cron expression in a time zone. The zero value is not valid; Parse returns one. It may be used
