@@ -92,18 +92,19 @@ async function scenario(name, seconds, fn) {
 
 /** Kills the gateway while a cell prints. */
 async function killed(notebook, index, seconds) {
-  await scenario(`the gateway is killed while a cell prints, and is back after ${seconds} s`, seconds + 150, async name => {
+  await scenario(`the gateway is killed while a cell prints, and is back after ${seconds} s`, seconds + 300, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.printed(index, 'line 50', 40);
     await control('kill');
-    const back = pause(seconds).then(() => control('start'));
+    const away = pause(seconds);
     if (WITH && seconds >= 5) {
-      await notebook.printed(index, 'the connection to the gateway is lost', seconds);
+      await notebook.printed(index, 'the connection to the gateway is lost', 60);
       await notebook.cell(index).getByText('the connection to the gateway is lost').scrollIntoViewIfNeeded();
       await notebook.screenshot(`${name} meanwhile`);
     }
-    await back;
+    await away;
+    await control('start');
     if (!WITH && seconds > 40) { // the server has given up
       await pause(20);
       note(name, `the cell ${/\*/.test(await notebook.prompt(index)) ? 'never ends' : 'has ended'}`);
@@ -124,13 +125,14 @@ async function killed(notebook, index, seconds) {
 async function sentMeanwhile(notebook, index, path) {
   const did = () => readFileSync(path, 'utf8').trim().split('\n').join(' ');
   const cells = [index, index + 1, index + 2];
-  await scenario('three cells are run while the gateway is away for 3 s', 120, async name => {
+  await scenario('three cells are run while the gateway is away for 3 s', 300, async name => {
     await notebook.connected(40);
     notebook.dialogs.length = 0;
     await control('kill');
-    const back = pause(3).then(() => control('start'));
+    const away = pause(3);
     for (const i of cells) await notebook.run(i);
-    await back;
+    await away;
+    await control('start');
     if (WITH) {
       for (const i of cells) await notebook.finished(i, 30);
       for (const i of cells) await notebook.printed(i, `cell ${i} has run`);
@@ -170,7 +172,7 @@ async function answer(notebook, index, text, value) {
 
 /** Runs a cell that asks three times. Before each answer, something happens to the page or to the gateway. */
 async function asked(notebook, index) {
-  await scenario('input() waits while the gateway is killed, and while the page is reloaded', 150, async name => {
+  await scenario('input() waits while the gateway is killed, and while the page is reloaded', 300, async name => {
     await notebook.connected(40);
     await notebook.run(index, 'Control+Enter');
     await prompted(notebook, index, 'first?');
@@ -218,7 +220,13 @@ async function offline() {
     await notebook.printed(0, 'line 50', 40);
     network.cut();
     await window.setOffline(true); // the page is notified, too
-    const before = linesIn(await notebook.output(0));
+    let before;
+    await until(async () => { // lines that have arrived are drawn
+      const earlier = before;
+      before = linesIn(await notebook.output(0));
+      await pause(1);
+      return JSON.stringify(before) === JSON.stringify(earlier);
+    }, 30, 'no more lines');
     await pause(20);
     equal(linesIn(await notebook.output(0)), before, 'lines while the browser was offline');
     network.restore();
@@ -248,13 +256,16 @@ async function offline() {
   });
 }
 
-/** Restores a copy of a notebook by jupyter ekg restore, through the server with the extension. Returns its name. */
+/** Restores a copy of a notebook whose cell has ended by jupyter ekg restore, through the server with the extension.
+ * Returns its name. */
 async function restored(notebook) {
   const copy = `restored-${notebook.name}`;
   copyFileSync(join(lab.files, notebook.name), join(lab.files, copy));
   const sessions = await (await fetch(`${lab.url}/api/sessions`)).json();
+  const { id } = sessions.find(s => s.path === notebook.name).kernel;
+  await until(async () => (await rest(`/api/kernels/${id}`)).execution_state === 'idle', 60, 'the cell has ended');
   const { stdout } = await promisify(execFile)(join(EXTENSION, 'bin/jupyter-ekg'),
-    ['restore', join(lab.files, copy), '--server', lab.url, '--kernel', sessions.find(s => s.path === notebook.name).kernel.id],
+    ['restore', join(lab.files, copy), '--server', lab.url, '--kernel', id],
     { env: { ...process.env, ...extended, HOME: lab.dir }, timeout: 60000 });
   console.log(`# ${stdout.trim().replaceAll('\n', '; ')}`);
   return copy;
@@ -276,24 +287,30 @@ async function broughtBack(name, notebook, index, prefix = '') {
   note(name, `${prefix}every line once`);
 }
 
+/** A file for which the cell of a reloaded page waits before its last line. */
+const SHOWN = join(lab.dir, 'shown');
+
 async function reloaded(notebook, index) {
-  await scenario('the page is reloaded while a cell prints', 150, async name => {
+  await scenario('the page is reloaded while a cell prints', 300, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.printed(index, 'line 300', 40);
     await notebook.page.reload();
     await notebook.shown();
     const began = Date.now();
-    await until(async () => (await notebook.status()).endsWith('| Busy'), 5, 'the kernel shown as busy');
-    await broughtBack(name, notebook, index, `the kernel is shown as busy after ${((Date.now() - began) / 1000).toFixed(1)} s; `);
+    await until(async () => (await notebook.status()).endsWith('| Busy'), 60, 'the kernel shown as busy');
+    const busy = `the kernel is shown as busy after ${((Date.now() - began) / 1000).toFixed(1)} s; `;
+    writeFileSync(SHOWN, '');
+    await broughtBack(name, notebook, index, busy);
     await notebook.screenshot(name);
   });
+  writeFileSync(SHOWN, ''); // it is there already unless the scenario failed
 }
 
 /** Closes the tab while a cell prints. Returns the notebook in its new tab. */
 async function closed(notebook, index, seconds) {
   let again;
-  await scenario(`the tab is closed for ${seconds} s while a cell prints`, seconds + 120, async name => {
+  await scenario(`the tab is closed for ${seconds} s while a cell prints`, seconds + 300, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.printed(index, 'line 300', 40);
@@ -318,7 +335,7 @@ def png(size):
 `;
 
 async function binary(notebook, index) {
-  await scenario('binary data of widgets, in both directions', 120, async name => {
+  await scenario('binary data of widgets, in both directions', 300, async name => {
     const file = join(lab.dir, 'upload.bin');
     writeFileSync(file, Buffer.from(Array.from({ length: 70000 }, (_, i) => i * 7 % 256)));
     await notebook.connected(40);
@@ -333,7 +350,8 @@ async function binary(notebook, index) {
     await notebook.cell(index + 1).getByText('Upload (1)').waitFor();
     await notebook.run(index + 2);
     await notebook.finished(index + 2);
-    const width = await notebook.cell(index).locator('img').evaluate(i => i.naturalWidth, null, { timeout: 5000 }).catch(() => 0);
+    const shown = () => notebook.cell(index).locator('img').evaluate(i => i.naturalWidth, null, { timeout: 5000 }).catch(() => 0);
+    const width = WITH ? await until(shown, 60, 'the image is drawn') : await shown();
     const uploaded = (await notebook.output(index + 2)).trim() === createHash('sha256').update(readFileSync(file)).digest('hex');
     if (WITH) {
       equal(width, 64, "the image's width");
@@ -345,7 +363,7 @@ async function binary(notebook, index) {
 }
 
 async function large(notebook, index) {
-  await scenario('a picture of 20 MB', 120, async name => {
+  await scenario('a picture of 20 MB', 300, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.finished(index, 60);
@@ -389,7 +407,9 @@ async function withoutGateway() {
 
 /** Tests another notebook while its page is reloaded and closed. */
 async function withoutPage() {
-  lab.write('page.ipynb', [prints(), prints(),
+  const held = prints().replace("print('the end')",
+    `import os\nwhile not os.path.exists(${JSON.stringify(SHOWN)}):\n    time.sleep(0.1)\nprint('the end')`);
+  lab.write('page.ipynb', [held, prints(),
     `${IMAGE}import ipywidgets\nipywidgets.Image(value=png(64))`, 'upload = ipywidgets.FileUpload()\nupload',
     "print(hashlib.sha256(upload.value[0]['content']).hexdigest() if upload.value else 'nothing')",
     `${IMAGE}from IPython.display import Image, display\ndata = png(2600)\ndisplay(Image(data))\nprint(len(data), hashlib.sha256(data).hexdigest())`,

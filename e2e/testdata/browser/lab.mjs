@@ -100,7 +100,7 @@ export class Lab {
       } catch {
         return false;
       }
-    }, 60, 'JupyterLab answers');
+    }, 180, 'JupyterLab answers');
   }
 
   /** Kills the server, and returns when it has ended. Files and settings stay. */
@@ -132,7 +132,7 @@ export class Lab {
   /** Opens a page with the notebook, in an empty workspace. */
   async open(name, { window = this.context, network } = {}) {
     const page = await window.newPage();
-    page.setDefaultTimeout(20000);
+    page.setDefaultTimeout(60000); // a page that draws thousands of lines answers late on a busy machine
     page.setDefaultNavigationTimeout(60000);
     page.on('dialog', dialog => dialog.accept()); // "leave this page?"
     const notebook = new Notebook(this, page, name);
