@@ -77,7 +77,7 @@ func TestLease_Writes(t *testing.T) {
 				kernel.quiet = 240*time.Second - time.Duration(kernel.lines)*time.Second
 				m, end := kernel.newRunner(records)
 				id := submit(t, m, cells(1))
-				time.Sleep(time.Minute)
+				time.Sleep(time.Minute + 2500*time.Millisecond) // between two writes, which are at whole seconds
 				writes, bytes := records.writes.Load(), records.bytes.Load()
 				time.Sleep(minutes * time.Minute)
 				writes, bytes = records.writes.Load()-writes, records.bytes.Load()-bytes
