@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -316,12 +317,12 @@ func (l layout) removeRunDir(rec record) error {
 }
 
 // setAside moves an entry that cannot be a kernel into the folder aside, where the operator can look at it.
-func (l *Launcher) setAside(name string, why error) {
-	to := filepath.Join(l.layout.aside(), name+"."+randomName()[:6])
-	if err := os.Rename(filepath.Join(l.layout.kernels(), name), to); err != nil {
-		l.log.Error("bad entry of the state directory cannot be set aside", logkey.Entry, name, logkey.Err,
+func (l layout) setAside(name string, why error, log *slog.Logger) {
+	to := filepath.Join(l.aside(), name+"."+randomName()[:6])
+	if err := os.Rename(filepath.Join(l.kernels(), name), to); err != nil {
+		log.Error("bad entry of the state directory cannot be set aside", logkey.Entry, name, logkey.Err,
 			errors.Join(why, err))
 		return
 	}
-	l.log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
+	log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
 }

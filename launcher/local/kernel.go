@@ -175,7 +175,7 @@ func (l *Launcher) readEntry(id string) (record, error) {
 	defer flock.Unlock(folder)
 	rec, err = l.layout.readRecord(id)
 	if errors.As(err, &bad) {
-		l.setAside(id, bad)
+		l.layout.setAside(id, bad, l.log)
 		return rec, fs.ErrNotExist
 	}
 	return rec, err

@@ -10,20 +10,20 @@ import (
 )
 
 // newGroup returns the path of a new control group for a kernel; "" if kernels get none.
-func (l *Launcher) newGroup(id string) string {
-	if l.opts.ControlGroups == "" {
+func (ps *processes) newGroup(id string) string {
+	if ps.groups == "" {
 		return ""
 	}
-	return cgroup.Path(l.opts.ControlGroups, id)
+	return cgroup.Path(ps.groups, id)
 }
 
 // group returns the control group that the kernel's present configuration names; nil if it names none. This or another
 // gateway has chosen it.
-func (l *Launcher) group(id string) *cgroup.Group {
+func (ps *processes) group(id string) *cgroup.Group {
 	var cfg struct {
 		ControlGroup string `json:"control_group"`
 	}
-	err := readJSON(l.layout.file(id, configFile), &cfg)
+	err := readJSON(ps.layout.file(id, configFile), &cfg)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -32,7 +32,7 @@ func (l *Launcher) group(id string) *cgroup.Group {
 		g, err = cgroup.At(cfg.ControlGroup, id)
 	}
 	if err != nil {
-		l.log.Warn("control group of a kernel is not known", logkey.Kernel, id, logkey.Err, err)
+		ps.log.Warn("control group of a kernel is not known", logkey.Kernel, id, logkey.Err, err)
 	}
 	return g
 }
@@ -41,8 +41,8 @@ func (l *Launcher) group(id string) *cgroup.Group {
 // kernel's control group. The group does not have the processes of a kernel that was moved to another one, so /proc is
 // searched too. That takes long on a machine with many processes. With orderly, the supervisor has killed all processes
 // already, and the search is left out if there is a group. The folder's lock is held.
-func (l *Launcher) kill(k *kernel, kernelPID int, orderly bool) (int, error) {
-	g := l.group(k.id)
+func (ps *processes) kill(k *kernel, kernelPID int, orderly bool) (int, error) {
+	g := ps.group(k.id)
 	n, err := g.Kill()
 	if err == nil {
 		err = g.Remove()
@@ -51,25 +51,25 @@ func (l *Launcher) kill(k *kernel, kernelPID int, orderly bool) (int, error) {
 		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("processes of a kernel's control group remain", logkey.Kernel, k.id, logkey.Err, err)
+		ps.log.Warn("processes of a kernel's control group remain", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	more, err := proctree.KillRemains(k.id, kernelPID)
 	return n + more, err
 }
 
 // killRemains is kill for a kernel that is dead in any case.
-func (l *Launcher) killRemains(k *kernel, p processIDs) int {
-	n, err := l.kill(k, p.Kernel, false)
+func (ps *processes) killRemains(k *kernel, p processIDs) int {
+	n, err := ps.kill(k, p.Kernel, false)
 	if err != nil {
 		// The kernel is dead all the same: a process that survives SIGKILL is stuck in the operating system.
-		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
+		ps.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	return n
 }
 
 // removeGroup removes the control group of a kernel that has no processes.
-func (l *Launcher) removeGroup(k *kernel) {
-	if err := l.group(k.id).Remove(); err != nil {
-		l.log.Warn("control group of a kernel cannot be removed", logkey.Kernel, k.id, logkey.Err, err)
+func (ps *processes) removeGroup(k *kernel) {
+	if err := ps.group(k.id).Remove(); err != nil {
+		ps.log.Warn("control group of a kernel cannot be removed", logkey.Kernel, k.id, logkey.Err, err)
 	}
 }

@@ -59,7 +59,7 @@ func TestControlGroup(t *testing.T) {
 	}
 	first := lives(1)
 	wait(t, l, 1, "idle", isIdle)
-	pids, g := processesOf(t, p, 1), l.group(id(1))
+	pids, g := processesOf(t, p, 1), l.processes.group(id(1))
 	if !g.Holds(pids.Kernel) || !g.Holds(first) || g.Holds(pids.Parent) || g.Holds(pids.Supervisor) || groups() != 1 {
 		t.Error("the group does not hold the kernel's processes alone")
 	}

@@ -181,8 +181,8 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
 	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
-	l.removeGroup(k) // the file will not name it any more
-	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.newGroup(k.id)
+	l.processes.removeGroup(k) // the file will not name it any more
+	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.processes.newGroup(k.id)
 	// Its ids are those of processes that have ended.
 	if err := os.Remove(l.layout.file(k.id, processFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		l.log.Warn("process ids of a kernel cannot be removed", logkey.Kernel, k.id, logkey.Err, err)
@@ -201,7 +201,7 @@ func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, l
 	}
 	err := keepJSON(l.layout.file(k.id, configFile), cfg)
 	if err == nil {
-		err = l.launch(ctx, k, held)
+		err = l.processes.launch(ctx, k, held)
 	}
 	if err == nil {
 		l.endWaiting(k)
@@ -210,11 +210,11 @@ func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, l
 }
 
 // devicesBefore returns the GPUs that a kernel had when it was started last.
-func (l *Launcher) devicesBefore(k *kernel) []string {
+func (l layout) devicesBefore(k *kernel) []string {
 	var cfg struct {
 		Env map[string]string `json:"env"`
 	}
-	if k.rec.Want == nil || readJSON(l.layout.file(k.id, configFile), &cfg) != nil { // then any others will do
+	if k.rec.Want == nil || readJSON(l.file(k.id, configFile), &cfg) != nil { // then any others will do
 		return nil
 	}
 	return lend.Visible(cfg.Env[lend.VisibleVariable])
@@ -249,11 +249,11 @@ func (l *Launcher) endLingering(ctx context.Context, k *kernel) error {
 	if !held || end == nil {
 		return nil
 	}
-	pid := l.readProcesses(k.id).holder()
+	pid := l.processes.readProcesses(k.id).holder()
 	if err := l.layout.signal(k.id, pid, syscall.SIGTERM); err != nil {
 		l.log.Warn("supervisor of a dead kernel cannot be signaled", logkey.Kernel, k.id, logkey.PID, pid, logkey.Err, err)
 	}
-	if err := l.awaitUnlocked(ctx, k, exitLimit); err != nil {
+	if err := l.processes.awaitUnlocked(ctx, k, exitLimit); err != nil {
 		return err
 	}
 	_, err = l.reconcileFolder(k)

@@ -150,7 +150,7 @@ func (l *Launcher) checkHeld(ctx context.Context, k *kernel, but string) (bool, 
 func (l *Launcher) counts(id string) (bool, error) {
 	switch _, err := os.Stat(l.layout.file(id, endFile)); {
 	case err == nil:
-		return l.isRestarting(id)
+		return l.layout.isRestarting(id)
 	case !errors.Is(err, fs.ErrNotExist):
 		return false, err
 	}
@@ -182,8 +182,8 @@ func (l *Launcher) counts(id string) (bool, error) {
 
 // isRestarting reports whether a dead kernel is being restarted. The caller holds the lock on starts, without which no
 // restart begins.
-func (l *Launcher) isRestarting(id string) (bool, error) {
-	return flock.Held(l.layout.file(id, restartLock), false)
+func (l layout) isRestarting(id string) (bool, error) {
+	return flock.Held(l.file(id, restartLock), false)
 }
 
 // countRestart makes a kernel count until done is called, even if it is dead or dies at this moment. When the caller

@@ -145,7 +145,7 @@ type Launcher struct {
 	environ      []string // of this process at Open
 	dir          string   // working directory of kernels without one of their own
 	log          *slog.Logger
-	children     *children
+	processes    *processes
 	follower     *follow.Follower
 	recounts     chan struct{} // capacity 1: kernels or the sizes of their logs have changed
 	recountsSoon chan struct{} // capacity 1: the same, but not urgent
@@ -213,7 +213,8 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	}
 	l.warm, l.logs = newWarmStore(l), logs.NewShares(o.LogTotal, o.LogLimit)
 	l.measureDisk()
-	l.children = newChildren(l.opts.Reaper)
+	l.processes = &processes{layout: lay, program: l.opts.Supervisor, environ: supervisorEnv(l.environ),
+		groups: o.ControlGroups, ready: tm.ready, now: tm.now, log: l.log, children: newChildren(l.opts.Reaper)}
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
 	if l.changes, err = changes.Watch(lay.kernels(), notesFile); err != nil {
@@ -288,7 +289,7 @@ func (l *Launcher) Close() error {
 		return nil
 	}
 	l.changes.Close()
-	l.children.close()
+	l.processes.children.close()
 	if l.reaper != nil {
 		_ = l.reaper.Close() // nothing was written
 	}
@@ -374,7 +375,7 @@ func (l *Launcher) Claim(string) {}
 func (l *Launcher) Token(string) string { return "" }
 
 // client returns a client of the kernel's supervisor, whatever the kernel's state.
-func (l *Launcher) client(k *kernel) *api.Client {
+func (k *kernel) client() *api.Client {
 	return &api.Client{KernelID: k.id, Dial: func(ctx context.Context) (net.Conn, error) {
 		return dialSocket(ctx, k.rec.Socket)
 	}}

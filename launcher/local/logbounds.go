@@ -127,7 +127,7 @@ func (l *Launcher) pushLimits(list []newLimit) {
 func (l *Launcher) pushLimit(n newLimit) {
 	ctx, cancel := context.WithTimeout(l.ctx, pushLimit)
 	defer cancel()
-	if err := l.client(n.kernel).SetLimits(ctx, n.bytes); err != nil {
+	if err := n.kernel.client().SetLimits(ctx, n.bytes); err != nil {
 		l.log.Debug("limit of a kernel's log could not be sent", logkey.Kernel, n.kernel.id, logkey.Err, err)
 		return // the next call tries again
 	}

@@ -83,7 +83,17 @@ func (l *Launcher) takeReaper() {
 // sweep removes files that are no longer needed. rescan has removed the dead kernels whose time is over. warm was read
 // before that.
 func (l *Launcher) sweep(warm []warmEntry) {
-	for _, err := range []error{l.sweepHalfMade(), l.sweepEnded(), l.sweepRunDirs(warm)} {
+	dirs, err := os.ReadDir(l.layout.runtime) // before the kernels that use them
+	used := make(map[string]bool)
+	for _, k := range l.snapshot() {
+		used[k.rec.RunDir] = true
+	}
+	for _, w := range warm {
+		used[w.RunDir] = true
+	}
+	now, old := l.timing.now(), l.timing.halfMade
+	for _, err := range []error{l.layout.sweepHalfMade(now, old), l.layout.sweepEnded(now), err,
+		l.layout.sweepRunDirs(dirs, used, now, old)} {
 		if err != nil {
 			l.log.Warn("state directory cannot be cleared", logkey.Err, err)
 		}
@@ -94,33 +104,33 @@ func isTemporary(name string) bool {
 	return strings.HasPrefix(name, newPrefix) || strings.HasPrefix(name, oldPrefix)
 }
 
-// sweepHalfMade removes folders that a gateway was creating or removing when it died.
-func (l *Launcher) sweepHalfMade() error {
-	entries, err := os.ReadDir(l.layout.kernels())
+// sweepHalfMade removes folders that a gateway was creating or removing when it died: old ones.
+func (l layout) sweepHalfMade(now time.Time, old time.Duration) error {
+	entries, err := os.ReadDir(l.kernels())
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, e := range entries {
-		if isTemporary(e.Name()) && l.age(e) > l.timing.halfMade {
-			errs = append(errs, os.RemoveAll(filepath.Join(l.layout.kernels(), e.Name())))
+		if isTemporary(e.Name()) && age(e, now) > old {
+			errs = append(errs, os.RemoveAll(filepath.Join(l.kernels(), e.Name())))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // age returns the time since an entry was changed; 0 if the entry has gone.
-func (l *Launcher) age(e fs.DirEntry) time.Duration {
+func age(e fs.DirEntry, now time.Time) time.Duration {
 	st, err := e.Info()
 	if err != nil {
 		return 0
 	}
-	return l.timing.now().Sub(st.ModTime())
+	return now.Sub(st.ModTime())
 }
 
 // sweepEnded bounds the stored endings by age and number.
-func (l *Launcher) sweepEnded() error {
-	entries, err := os.ReadDir(l.layout.ended())
+func (l layout) sweepEnded(now time.Time) error {
+	entries, err := os.ReadDir(l.ended())
 	if err != nil {
 		return err
 	}
@@ -130,36 +140,24 @@ func (l *Launcher) sweepEnded() error {
 	}
 	stones := make([]stone, 0, len(entries))
 	for _, e := range entries {
-		stones = append(stones, stone{e.Name(), l.age(e)})
+		stones = append(stones, stone{e.Name(), age(e, now)})
 	}
 	slices.SortFunc(stones, func(a, b stone) int { return int(min(max(a.age-b.age, -1), 1)) })
 	var errs []error
 	for i, s := range stones {
 		if i >= endedKept || s.age > endedAge {
-			errs = append(errs, os.Remove(filepath.Join(l.layout.ended(), s.name)))
+			errs = append(errs, os.Remove(filepath.Join(l.ended(), s.name)))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// sweepRunDirs removes folders of sockets that no kernel of this state directory uses. warm was read before the
-// kernels.
-func (l *Launcher) sweepRunDirs(warm []warmEntry) error {
-	entries, err := os.ReadDir(l.layout.runtime)
-	if err != nil {
-		return err
-	}
-	used := make(map[string]bool)
-	for _, k := range l.snapshot() {
-		used[k.rec.RunDir] = true
-	}
-	for _, w := range warm {
-		used[w.RunDir] = true
-	}
+// sweepRunDirs removes old folders of sockets that no kernel of this state directory uses.
+func (l layout) sweepRunDirs(dirs []fs.DirEntry, used map[string]bool, now time.Time, old time.Duration) error {
 	var errs []error
-	for _, e := range entries {
-		path := filepath.Join(l.layout.runtime, e.Name())
-		if strings.HasPrefix(e.Name(), l.layout.mark) && !used[path] && l.age(e) > l.timing.halfMade {
+	for _, e := range dirs {
+		path := filepath.Join(l.runtime, e.Name())
+		if strings.HasPrefix(e.Name(), l.mark) && !used[path] && age(e, now) > old {
 			errs = append(errs, os.RemoveAll(path))
 		}
 	}

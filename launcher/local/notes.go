@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
@@ -41,7 +43,7 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	case err != nil:
 		return launcher.Notes{}, err
 	case now != cache.file:
-		if notes, err = l.parseNotes(k); err != nil {
+		if notes, err = k.parseNotes(l.log); err != nil {
 			return launcher.Notes{}, err
 		}
 	}
@@ -54,9 +56,9 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 }
 
 // parseNotes reads the file. Notes that cannot be parsed are dropped; the kernel stays. It may have been shared.
-func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
+func (k *kernel) parseNotes(log *slog.Logger) (launcher.Notes, error) {
 	var notes launcher.Notes
-	b, err := os.ReadFile(l.layout.file(k.id, notesFile))
+	b, err := os.ReadFile(filepath.Join(k.dir, notesFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return notes, nil
 	}
@@ -64,7 +66,7 @@ func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
 		return notes, err
 	}
 	if err := json.Unmarshal(b, &notes); err != nil {
-		l.log.Error("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
+		log.Error("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		return launcher.Notes{SharedToUse: true}, nil
 	}
 	return notes, nil
@@ -86,7 +88,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 		return launcher.Notes{}, err
 	}
 	defer flock.Unlock(lock)
-	before, err := l.parseNotes(k)
+	before, err := k.parseNotes(l.log)
 	if err != nil {
 		return launcher.Notes{}, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}

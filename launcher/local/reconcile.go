@@ -96,49 +96,17 @@ func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 	removed := end != nil && (end.Stopped || l.timing.now().Sub(end.At) >= l.opts.DeadLinger)
 	switch {
 	case end == nil:
-		if end, err = l.cleanUp(k); err != nil {
+		if end, err = l.processes.cleanUp(k); err != nil {
 			return uncertain, err
 		}
 	case !known || removed: // not at each look at a dead kernel: this reads all of /proc
-		l.killRemains(k, l.readProcesses(k.id))
+		l.processes.killRemains(k, l.processes.readProcesses(k.id))
 	}
 	if removed {
 		return gone, l.removeWithEnding(k, *end)
 	}
 	l.markDead(k, end)
 	return dead, nil
-}
-
-// cleanUp kills the processes that a killed supervisor left, and records the ending.
-func (l *Launcher) cleanUp(k *kernel) (*api.Ending, error) {
-	p := l.readProcesses(k.id)
-	reason := "its supervisor process ended unexpectedly; its log and variables are lost"
-	switch {
-	case p.Parent != 0:
-		reason = fmt.Sprintf("the parent of its supervisor (pid %d) ended unexpectedly; its log and variables are lost",
-			p.Parent)
-	case p.Supervisor != 0:
-		reason = fmt.Sprintf("its supervisor process (pid %d) ended unexpectedly; its log and variables are lost",
-			p.Supervisor)
-	}
-	n := l.killRemains(k, p)
-	l.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.holder(), logkey.Killed, n)
-	end := &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC()}
-	return end, writeJSON(l.layout.file(k.id, endFile), end)
-}
-
-// readProcesses returns the process ids of a kernel, as far as they are known.
-func (l *Launcher) readProcesses(id string) (p processIDs) {
-	holder, err := api.ReadHolder(l.layout.file(id, lockFile))
-	for _, err := range []error{err, readJSON(l.layout.file(id, processFile), &p)} {
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
-		}
-	}
-	if holder != 0 && holder != p.holder() && l.layout.lockIsRight(id, holder, p.holder()) {
-		p.Parent = holder
-	}
-	return p
 }
 
 // lockIsRight decides which of two different process ids is that of the kernel's last supervisor: the one in lockFile,
@@ -177,7 +145,7 @@ func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
 
 // remove removes everything that a kernel has on disk. The turn and the folder's lock are held.
 func (l *Launcher) remove(k *kernel) error {
-	l.removeGroup(k) // the folder says which one it is
+	l.processes.removeGroup(k) // the folder says which one it is
 	return errors.Join(l.layout.removeRunDir(k.rec), l.layout.removeFolder(k.id))
 }
 
@@ -255,7 +223,7 @@ func (l *Launcher) rescan(ctx context.Context) error {
 			continue
 		}
 		if !launcher.ValidID(name) {
-			l.setAside(name, errors.New("its name is not a kernel id"))
+			l.layout.setAside(name, errors.New("its name is not a kernel id"), l.log)
 			continue
 		}
 		if err := l.refresh(name); err != nil {

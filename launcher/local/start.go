@@ -10,10 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
@@ -210,7 +208,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		Listen:      "unix:" + rec.Socket,
 		ChildSocket: childSocket(runDir), SameMachine: true,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
-		ScanFile: l.layout.scanFile(), ControlGroup: l.newGroup(req.ID),
+		ScanFile: l.layout.scanFile(), ControlGroup: l.processes.newGroup(req.ID),
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
 		RestartLimit: api.DefaultRestartLimit,
@@ -360,7 +358,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer counted()
-	loan, err := l.lender.Lend(ctx, k.place, l.devicesBefore(k))
+	loan, err := l.lender.Lend(ctx, k.place, l.layout.devicesBefore(k))
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		return l.beginWaiting(k, busy)
@@ -382,92 +380,6 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 
 // childSocket returns the socket between a kernel's supervisor and its parent.
 func childSocket(runDir string) string { return filepath.Join(runDir, "c") }
-
-// launch starts the parent of the kernel's supervisor, and waits until the supervisor listens. The caller holds the
-// folder's lock. The kernel inherits the files in held. After an error no process is left.
-func (l *Launcher) launch(ctx context.Context, k *kernel, held []*os.File) error {
-	if err := files.MakePrivate(k.rec.RunDir); err != nil {
-		return err
-	}
-	out, err := os.OpenFile(l.layout.file(k.id, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer out.Close() //nolint:errcheck // it was only read
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return err
-	}
-	defer null.Close() //nolint:errcheck // it was only read
-	ready, readyWriter, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer ready.Close() //nolint:errcheck // it was only read
-	argv := []string{l.opts.Supervisor, "parent", "--config", l.layout.file(k.id, configFile), "--ready-fd", "3"}
-	files := []*os.File{null, out, out, readyWriter}
-	if len(held) > 0 {
-		argv = append(argv, "--held-fds", fmt.Sprintf("%d+%d", len(files), len(held)))
-		files = append(files, held...)
-	}
-	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", files)
-	_ = readyWriter.Close() // the supervisor has a copy
-	if err != nil {
-		return &launcher.FailedError{
-			Reason: fmt.Sprintf("the supervisor program %s cannot be started: %v", l.opts.Supervisor, err),
-			Class:  launcher.FailedContainer,
-		}
-	}
-	if err := l.awaitReady(ctx, ch, ready); err != nil {
-		ch.kill()
-		<-ch.exited // after SIGKILL this does not take long
-		if n, kerr := l.kill(k, 0, false); n > 0 || kerr != nil {
-			l.log.Warn("processes of a kernel that could not be started", logkey.Kernel, k.id, logkey.Killed, n, logkey.Err,
-				kerr)
-		}
-		return err
-	}
-	return nil
-}
-
-// awaitReady waits for a supervisor's "ok". If the supervisor writes another line, that is returned.
-func (l *Launcher) awaitReady(ctx context.Context, ch *child, ready *os.File) error {
-	limited, cancel := context.WithTimeout(ctx, l.timing.ready)
-	defer cancel()
-	// a pipe has deadlines
-	stop := context.AfterFunc(limited, func() { _ = ready.SetReadDeadline(l.timing.now()) })
-	defer stop()
-	line := make([]byte, 0, 4<<10)
-	for {
-		n, err := ready.Read(line[len(line):cap(line)])
-		line = line[:len(line)+n]
-		if err == nil && len(line) < cap(line) && !slices.Contains(line, '\n') {
-			continue
-		}
-		break
-	}
-	text, _, whole := strings.Cut(string(line), "\n")
-	switch {
-	case whole && text == "ok":
-		return nil
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case limited.Err() != nil:
-		return &launcher.FailedError{
-			Reason: fmt.Sprintf("its supervisor did not answer within %s", l.timing.ready),
-			Class:  launcher.FailedSilent,
-		}
-	case strings.TrimSpace(text) != "":
-		return &launcher.FailedError{
-			Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, ""),
-			Class:  launcher.FailedContainer,
-		}
-	}
-	return &launcher.FailedError{
-		Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.pid),
-		Class:  launcher.FailedContainer,
-	}
-}
 
 // supervisorEnv is a supervisor's environment. It holds none of the gateway's secrets. It holds no EKG_KERNEL_ID
 // either, which would mark the supervisor as a process of the kernel that the gateway may run in.

@@ -5,18 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
-
-// exitLimit bounds the wait for a supervisor's end after its kernel has ended or the supervisor was killed.
-const exitLimit = 5 * time.Second
 
 // stop is a Stop in progress. Further calls of Stop for the kernel join it.
 type stop struct {
@@ -100,7 +95,7 @@ func (l *Launcher) stopLimit() time.Duration { return 2*l.opts.StopGrace + l.tim
 func (l *Launcher) askToStop(ctx context.Context, k *kernel, reason, request string) (patience time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, l.stopLimit())
 	defer cancel()
-	client := l.client(k)
+	client := k.client()
 	client.Request = request
 	err := client.Stop(ctx, reason)
 	if err != nil {
@@ -125,7 +120,7 @@ func (l *Launcher) endUnsupported(ctx context.Context, k *kernel) (liveness, err
 	end := &api.Ending{KernelID: k.id, Reason: "it was ended for a restart: " + unsupported}
 	// DELETE and the lock are the same in every version.
 	patience := l.askToStop(ctx, k, end.Reason, launcher.RequestID(ctx))
-	if _, err := l.endSupervisor(ctx, k, patience); err != nil {
+	if _, err := l.processes.endSupervisor(ctx, k, patience); err != nil {
 		return uncertain, err
 	}
 	end.At = l.timing.now().UTC()
@@ -148,7 +143,7 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 		return err
 	}
 	defer flock.Unlock(folder)
-	end, err := l.endSupervisor(ctx, k, patience)
+	end, err := l.processes.endSupervisor(ctx, k, patience)
 	if err != nil {
 		return err
 	}
@@ -166,52 +161,4 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 	}
 	l.markGone(k, launcher.ErrNotFound)
 	return nil
-}
-
-// endSupervisor waits until no supervisor holds the kernel's lock and none of its processes is left. It returns the
-// ending that the supervisor has stored. A supervisor that still runs after patience is killed.
-func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.Duration) (*api.Ending, error) {
-	p, orderly := l.readProcesses(k.id), true
-	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
-		orderly = false
-		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.holder())
-		// The process that holds the lock: the supervisor's parent, or a supervisor without one. All end with it.
-		if err := l.layout.signal(k.id, p.holder(), os.Kill); err != nil {
-			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-		}
-		if err := l.awaitUnlocked(ctx, k, exitLimit); err != nil {
-			return nil, err
-		}
-	}
-	end, err := l.layout.readEnding(k.id)
-	if err != nil {
-		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
-	}
-	// A supervisor that has recorded the end has killed the kernel's processes before.
-	_, err = l.kill(k, p.Kernel, orderly && end != nil)
-	switch {
-	case err != nil && end != nil: // the supervisor has said that the kernel has ended
-		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
-	case err != nil:
-		return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-	}
-	return end, nil
-}
-
-// awaitUnlocked waits for the end of the supervisor. A flock does not signal its release, so awaitUnlocked polls it.
-func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for pause := 2 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		held, err := l.layout.supervised(k.id)
-		if err != nil {
-			return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-		}
-		if !held {
-			return nil
-		}
-		if err := goroutines.Sleep(ctx, pause); err != nil {
-			return fmt.Errorf("%w: its supervisor does not end", launcher.ErrUnavailable)
-		}
-	}
 }

@@ -115,7 +115,7 @@ func TestStop(t *testing.T) {
 		l.mu.Lock()
 		k := l.kernels.byID[id(4)]
 		l.mu.Unlock()
-		if err := l.client(k).Stop(t.Context(), "its client said so"); err != nil {
+		if err := k.client().Stop(t.Context(), "its client said so"); err != nil {
 			t.Fatal(err)
 		}
 		_, err := l.Wait(t.Context(), id(4), func(launcher.Kernel) bool { return false })
@@ -138,8 +138,7 @@ func TestStop(t *testing.T) {
 // TestProcesses_Ended: of two supervisors that have ended, the one in the newer file was the last.
 func TestProcesses_Ended(t *testing.T) {
 	dir := t.TempDir()
-	// This launcher has no regular work, which would remove the folder below.
-	l := &Launcher{layout: layout{state: dir, runtime: dir}, log: slog.New(slog.DiscardHandler)}
+	l := &processes{layout: layout{state: dir, runtime: dir}, log: slog.New(slog.DiscardHandler)}
 	const locked, noted = 4_194_303, 4_194_302 // no process has them, unless the machine has millions
 	if err := os.MkdirAll(l.layout.kernel(id(1)), 0o700); err != nil {
 		t.Fatal(err)

@@ -174,7 +174,7 @@ func (w *warmStore) give(ctx context.Context, k *kernel, kind warmKind, a api.As
 	claimed := l.timing.now()
 	assigning, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
 	defer cancel()
-	if err := l.client(k).Assign(assigning, a); err != nil {
+	if err := k.client().Assign(assigning, a); err != nil {
 		if ctx.Err() == nil { // else its client has gone
 			w.Failed(k.rec.SpecName, kind.content, err.Error())
 		}

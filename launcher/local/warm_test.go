@@ -177,12 +177,12 @@ func TestWarm_AssignedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.client(known).Assign(t.Context(), stored.Assignment); err != nil {
+	if err := known.client().Assign(t.Context(), stored.Assignment); err != nil {
 		t.Errorf("the same assignment: %v", err)
 	}
 	other := stored.Assignment
 	other.ID, other.Owner = uuid.NewString(), "ben"
-	if err := l.client(known).Assign(t.Context(), other); err == nil || !strings.Contains(err.Error(), "assigned before") {
+	if err := known.client().Assign(t.Context(), other); err == nil || !strings.Contains(err.Error(), "assigned before") {
 		t.Errorf("another assignment: %v", err)
 	}
 	count.Store(0)

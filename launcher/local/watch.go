@@ -1,8 +1,6 @@
 package local
 
 import (
-	"errors"
-	"io/fs"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
@@ -31,7 +29,7 @@ func (l *Launcher) ensureFollowed(k *kernel) {
 func (f followed) ID() string { return f.k.id }
 
 // Client returns a client of the kernel's supervisor.
-func (f followed) Client() (*api.Client, error) { return f.l.client(f.k), nil }
+func (f followed) Client() (*api.Client, error) { return f.k.client(), nil }
 
 // Rest reconciles the kernel. If the kernel has a supervisor, Rest waits for the pause.
 func (f followed) Rest(pause time.Duration) (again bool) {
@@ -77,14 +75,6 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	// Until the kernel has a process, the lock says which process to end.
 	starts := st.KernelPID == 0 && before.Status.KernelPID == 0 && st.ParentPID != 0
 	if !starts && (newSupervisor || before.Status.KernelPID != st.KernelPID) {
-		l.writeProcesses(k, processIDs{Parent: st.ParentPID, Supervisor: st.PID, Kernel: st.KernelPID})
-	}
-}
-
-// writeProcesses stores the process ids that a later gateway needs if the supervisor is killed. It does not take the
-// turn: the file is replaced as a whole.
-func (l *Launcher) writeProcesses(k *kernel, p processIDs) {
-	if err := keepJSON(l.layout.file(k.id, processFile), p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("process ids of a kernel cannot be noted", logkey.Kernel, k.id, logkey.Err, err)
+		l.processes.writeProcesses(k, processIDs{Parent: st.ParentPID, Supervisor: st.PID, Kernel: st.KernelPID})
 	}
 }
