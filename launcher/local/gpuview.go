@@ -23,7 +23,7 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
-	view := l.viewOf(held, reason, warm)
+	view := viewOf(held, reason, warm, l.holderOf)
 	view.Ahead = l.warm.Ahead()
 	for i := range view.Ahead {
 		a := &view.Ahead[i]
@@ -40,8 +40,11 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	return view, nil
 }
 
+// holderOf returns a kernel as the holder of an amount of one GPU.
+type holderOf func(id, uuid string, amount float64) launcher.GPUHolder
+
 // viewOf returns the view of these GPUs, and of the warm kernels that hold some. The reason says why there are none.
-func (l *Launcher) viewOf(held []gpu.Held, reason string, holders []warmHolder) (view launcher.GPUs) {
+func viewOf(held []gpu.Held, reason string, holders []warmHolder, of holderOf) (view launcher.GPUs) {
 	if len(held) == 0 {
 		if reason == "" {
 			reason = "no GPU was found"
@@ -59,7 +62,7 @@ func (l *Launcher) viewOf(held []gpu.Held, reason string, holders []warmHolder) 
 	}
 	node := launcher.GPUNode{Name: name, Status: "Ready"}
 	for _, h := range held {
-		l.addToPool(&node, h, warm)
+		addToPool(&node, h, warm, of)
 	}
 	view.Nodes = []launcher.GPUNode{node}
 	return view
@@ -67,7 +70,7 @@ func (l *Launcher) viewOf(held []gpu.Held, reason string, holders []warmHolder) 
 
 // addToPool adds a GPU to the pool of those of the same model and kind. The names of pools are those of NVIDIA's device
 // plugin.
-func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held, warm map[string]warmEntry) {
+func addToPool(node *launcher.GPUNode, h gpu.Held, warm map[string]warmEntry, of holderOf) {
 	resource := "nvidia.com/gpu"
 	if h.Profile != "" {
 		resource = "nvidia.com/mig-" + h.Profile
@@ -93,7 +96,7 @@ func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held, warm map[string
 		if e, is := warm[holder.Kernel]; is {
 			one, holders = e.holds(amount), &pool.Warm
 		} else {
-			one = l.holderOf(holder.Kernel, h.UUID, amount)
+			one = of(holder.Kernel, h.UUID, amount)
 		}
 		at := slices.IndexFunc(*holders, func(g launcher.GPUHolder) bool {
 			return g.Kernel == one.Kernel && g.Kernel != ""
@@ -121,7 +124,7 @@ func (e warmEntry) holds(amount float64) launcher.GPUHolder {
 	return launcher.GPUHolder{Kernel: e.ID, SpecName: e.SpecName, Flavor: e.Flavor, Since: e.Created, Amount: amount}
 }
 
-// holderOf returns a kernel as the holder of an amount of one GPU.
+// holderOf implements holderOf.
 func (l *Launcher) holderOf(id, uuid string, amount float64) launcher.GPUHolder {
 	h := launcher.GPUHolder{Kernel: id, Amount: amount}
 	l.mu.Lock()
@@ -153,7 +156,7 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 	if err != nil {
 		return nil, view, err
 	}
-	view = l.viewOf(held, reason, warm)
+	view = viewOf(held, reason, warm, l.holderOf)
 	view.Sort()
 	held = withoutWarm(held, warm)
 	rooms = map[string]launcher.GPURoom{}

@@ -38,7 +38,7 @@ type kernel struct {
 	start       *start          // in progress; nil: it is over, or another gateway began it
 	unsure      bool            // it may begin to wait: another gateway was working on it at the last look
 	gpus        gpuCounted
-	culled      time.Time // when the last cull happened that Launcher.culls includes
+	culled      time.Time // when the last cull happened that tally.culls includes
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {
@@ -148,7 +148,7 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	l.mu.Lock()
 	l.addLocked(k)
 	l.mu.Unlock()
-	l.recount()
+	l.logs.recount()
 	return k, true, nil
 }
 

@@ -177,7 +177,7 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
 	}
 	cfg.SetVersion()
-	l.setLogBounds(&cfg)
+	l.logs.set(&cfg)
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
 	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 
@@ -24,18 +23,24 @@ const (
 	restartLock = "again.lock"  // in a kernel's folder; shared by all that restart it
 )
 
-// lockStarts keeps every other gateway of the state directory from starting kernels until unlockStarts is called.
-func (l *Launcher) lockStarts(ctx context.Context) (unlockStarts func(), err error) {
+// starts is the lock on starts.
+type starts struct {
+	path string
+	turn chan struct{} // capacity 1: held by the caller that has the flock, or is next
+}
+
+// lock keeps every other gateway of the state directory from starting kernels until unlock is called.
+func (s *starts) lock(ctx context.Context) (unlock func(), err error) {
 	select { // so that only one goroutine of this process polls the flock
-	case l.starting <- struct{}{}:
+	case s.turn <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	f, err := flock.Wait(ctx, filepath.Join(l.layout.state, startsLock))
+	f, err := flock.Wait(ctx, s.path)
 	if err == nil {
-		return func() { flock.Unlock(f); <-l.starting }, nil
+		return func() { flock.Unlock(f); <-s.turn }, nil
 	}
-	<-l.starting
+	<-s.turn
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -48,7 +53,7 @@ func (l *Launcher) admit(ctx context.Context, start launcher.Held) (done func(),
 	if !launcher.HasLimits(l.opts.Limits) {
 		return func() {}, nil
 	}
-	done, err = l.lockStarts(ctx)
+	done, err = l.starts.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +198,7 @@ func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), er
 	if !launcher.HasLimits(l.opts.Limits) {
 		return func() {}, nil
 	}
-	unlockStarts, err := l.lockStarts(ctx)
+	unlockStarts, err := l.starts.lock(ctx)
 	if err != nil {
 		return nil, err
 	}

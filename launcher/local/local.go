@@ -60,7 +60,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
@@ -138,24 +137,21 @@ type Launcher struct {
 	records.Store // which do not depend on kernels
 
 	// Fixed.
-	opts         Options
-	timing       timing
-	opened       time.Time
-	layout       layout
-	environ      []string // of this process at Open
-	dir          string   // working directory of kernels without one of their own
-	log          *slog.Logger
-	processes    *processes
-	follower     *follow.Follower
-	recounts     chan struct{} // capacity 1: kernels or the sizes of their logs have changed
-	recountsSoon chan struct{} // capacity 1: the same, but not urgent
-	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
-	changes      *changes.Watcher
-	lender       *lend.Lender
-	warm         *warmStore
-	logs         *logs.Shares
-	cancel       context.CancelCauseFunc
-	ctx          context.Context // the launcher's own life, ended by Close
+	opts      Options
+	timing    timing
+	layout    layout
+	environ   []string // of this process at Open
+	dir       string   // working directory of kernels without one of their own
+	log       *slog.Logger
+	processes *processes
+	follower  *follow.Follower
+	starts    *starts
+	changes   *changes.Watcher
+	lender    *lend.Lender
+	warm      *warmStore
+	logs      *logBounds
+	cancel    context.CancelCauseFunc
+	ctx       context.Context // the launcher's own life, ended by Close
 
 	// Owned by maintain, and by Open before maintain starts.
 	reaper *os.File // reaper.lock while it is held
@@ -167,9 +163,7 @@ type Launcher struct {
 	mu      sync.Mutex
 	kernels registry
 	rescans uint64 // number of the last rescan
-	culls   map[launcher.CullLabels]int64
-
-	gpusCounted gpuCounts
+	tally   *tally
 
 	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
@@ -201,22 +195,22 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		Store: records.NewStore(filepath.Join(lay.state, "records")),
 		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
-		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
-		ctx: life, cancel: cancel, kernels: newRegistry(),
-		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
-		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
+		starts: &starts{filepath.Join(lay.state, startsLock), make(chan struct{}, 1)},
+		ctx:    life, cancel: cancel, kernels: newRegistry(),
+		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
 		Env: supervisorEnv(l.environ), Pause: tm.lendPause, Kernels: lending{l}, Now: tm.now, Log: l.log})
 	if err != nil {
+		cancel(err)
 		return nil, fmt.Errorf("StateDir: %w", err)
 	}
-	l.warm, l.logs = newWarmStore(l), logs.NewShares(o.LogTotal, o.LogLimit)
-	l.measureDisk()
+	l.warm, l.logs = newWarmStore(l), newLogBounds(l)
+	l.logs.measure()
 	l.processes = &processes{layout: lay, program: l.opts.Supervisor, environ: supervisorEnv(l.environ),
 		groups: o.ControlGroups, ready: tm.ready, now: tm.now, log: l.log, children: newChildren(l.opts.Reaper)}
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
-		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
+		LastRedial: tm.lastRedial, Since: l.tally.since, Log: l.log})
 	if l.changes, err = changes.Watch(lay.kernels(), notesFile); err != nil {
 		l.log.Warn("state directory cannot be watched; lists of many kernels are slow", logkey.Err, err)
 	}

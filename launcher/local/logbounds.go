@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -27,19 +28,39 @@ func freeSpace(dir string) int64 {
 	return space.Free
 }
 
-// measureDisk adapts the bounds of logs to the free space.
-func (l *Launcher) measureDisk() {
-	free := freeSpace(l.layout.kernels()) // without the lock, since a disk may hang
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, all := l.logsLocked()
-	l.logs.Measure(free, all)
+// logBounds shares the bounds of logs out, and sends them to supervisors.
+type logBounds struct {
+	*logs.Shares
+
+	// Fixed.
+	dir      string        // of the kernels, on whose disk the logs are
+	recounts chan struct{} // capacity 1: kernels or the sizes of their logs have changed
+	soon     chan struct{} // capacity 1: the same, but not urgent
+	log      *slog.Logger
+	lock     sync.Locker // the launcher's
+	// logs returns the kernels that have a log or will have one, and their logs.
+	logsLocked func() ([]*kernel, []logs.Log)
 }
 
-// logsLocked returns the kernels that have a log or will have one, and their logs.
-func (l *Launcher) logsLocked() (kernels []*kernel, all []logs.Log) {
-	kernels, all = make([]*kernel, 0, len(l.kernels.ordered)), make([]logs.Log, 0, len(l.kernels.ordered)+1)
-	for _, k := range l.kernels.ordered {
+func newLogBounds(l *Launcher) *logBounds {
+	return &logBounds{Shares: logs.NewShares(l.opts.LogTotal, l.opts.LogLimit), dir: l.layout.kernels(),
+		recounts: make(chan struct{}, 1), soon: make(chan struct{}, 1), log: l.log, lock: &l.mu,
+		logsLocked: l.kernels.logs}
+}
+
+// measure adapts the bounds to the free space.
+func (b *logBounds) measure() {
+	free := freeSpace(b.dir) // without the lock, since a disk may hang
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	_, all := b.logsLocked()
+	b.Measure(free, all)
+}
+
+// logs returns the kernels that have a log or will have one, and their logs.
+func (r *registry) logs() (kernels []*kernel, all []logs.Log) {
+	kernels, all = make([]*kernel, 0, len(r.ordered)), make([]logs.Log, 0, len(r.ordered)+1)
+	for _, k := range r.ordered {
 		if !k.livesLocked() && (k.gone != nil || !k.supervisor.Streaming) {
 			continue // its log vanished with its supervisor
 		}
@@ -54,26 +75,26 @@ func (l *Launcher) logsLocked() (kernels []*kernel, all []logs.Log) {
 	return kernels, all
 }
 
-// setLogBounds sets the bounds of the log of a supervisor that is about to be started.
-func (l *Launcher) setLogBounds(cfg *api.Config) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	cfg.LogLimit, cfg.LogKeepFree = l.logs.Start(cfg.Owner, func() []logs.Log {
-		_, all := l.logsLocked()
+// set sets the bounds of the log of a supervisor that is about to be started.
+func (b *logBounds) set(cfg *api.Config) {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	cfg.LogLimit, cfg.LogKeepFree = b.Start(cfg.Owner, func() []logs.Log {
+		_, all := b.logsLocked()
 		return all
 	})
 }
 
 // recount makes maintain calculate and send the logs' bounds again.
-func (l *Launcher) recount() {
-	goroutines.Wake(l.recounts)
+func (b *logBounds) recount() {
+	goroutines.Wake(b.recounts)
 }
 
 // recountSoon is recount for a kernel that was started, and for a log that is larger or smaller and has room. Each
 // start changes the shares of all kernels, so the limits of many starts are sent together. A kernel has its own share
 // from its start on.
-func (l *Launcher) recountSoon() {
-	goroutines.Wake(l.recountsSoon)
+func (b *logBounds) recountSoon() {
+	goroutines.Wake(b.soon)
 }
 
 // newLimit is a bound that a supervisor must be sent.
@@ -84,11 +105,11 @@ type newLimit struct {
 
 // newLimits returns the bounds that differ from those that supervisors have: those that make logs smaller, and the
 // others.
-func (l *Launcher) newLimits() (smaller, larger []newLimit) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	kernels, all := l.logsLocked()
-	for i, limit := range l.logs.Limits(all) {
+func (b *logBounds) newLimits() (smaller, larger []newLimit) {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	kernels, all := b.logsLocked()
+	for i, limit := range b.Limits(all) {
 		switch k := kernels[i]; {
 		case limit == 0 || !k.supervisor.Streaming:
 		case limit < all[i].Limit:
@@ -100,38 +121,35 @@ func (l *Launcher) newLimits() (smaller, larger []newLimit) {
 	return smaller, larger
 }
 
-// pushShares sends supervisors the bounds of their logs. Only the reaper does this: two gateways with different options
-// would undo each other's settings.
-func (l *Launcher) pushShares() {
-	if l.reaper == nil {
-		return
-	}
-	smaller, larger := l.newLimits()
-	l.pushLimits(smaller) // first, so that all logs together stay within the total
-	l.pushLimits(larger)
+// push sends supervisors the bounds of their logs. Only the reaper does this: two gateways with different options would
+// undo each other's settings.
+func (b *logBounds) push(ctx context.Context) {
+	smaller, larger := b.newLimits()
+	b.pushAll(ctx, smaller) // first, so that all logs together stay within the total
+	b.pushAll(ctx, larger)
 }
 
-func (l *Launcher) pushLimits(list []newLimit) {
+func (b *logBounds) pushAll(ctx context.Context, list []newLimit) {
 	places := make(chan struct{}, pushParallel)
 	var pushing sync.WaitGroup
 	for _, n := range list {
 		places <- struct{}{}
 		pushing.Go(func() {
 			defer func() { <-places }()
-			l.pushLimit(n)
+			b.pushOne(ctx, n)
 		})
 	}
 	pushing.Wait()
 }
 
-func (l *Launcher) pushLimit(n newLimit) {
-	ctx, cancel := context.WithTimeout(l.ctx, pushLimit)
+func (b *logBounds) pushOne(ctx context.Context, n newLimit) {
+	ctx, cancel := context.WithTimeout(ctx, pushLimit)
 	defer cancel()
 	if err := n.kernel.client().SetLimits(ctx, n.bytes); err != nil {
-		l.log.Debug("limit of a kernel's log could not be sent", logkey.Kernel, n.kernel.id, logkey.Err, err)
+		b.log.Debug("limit of a kernel's log could not be sent", logkey.Kernel, n.kernel.id, logkey.Err, err)
 		return // the next call tries again
 	}
-	l.mu.Lock()
+	b.lock.Lock()
 	n.kernel.pushedLimit = n.bytes
-	l.mu.Unlock()
+	b.lock.Unlock()
 }

@@ -34,15 +34,15 @@ func (l *Launcher) maintain() {
 		select {
 		case <-rounds:
 			l.maintainOnce()
-		case <-l.recounts:
-			l.pushShares()
-		case <-l.recountsSoon:
+		case <-l.logs.recounts:
+			l.pushLogBounds()
+		case <-l.logs.soon:
 			if collected == nil {
 				collected = time.After(l.timing.pushPause)
 			}
 		case <-collected:
 			collected = nil
-			l.pushShares()
+			l.pushLogBounds()
 		case <-l.ctx.Done():
 			return
 		}
@@ -60,9 +60,16 @@ func (l *Launcher) maintainOnce() {
 	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
 		l.sweep(warm)
 	}
-	l.measureDisk()
-	l.pushShares()
+	l.logs.measure()
+	l.pushLogBounds()
 	l.upgradeIdleOnes()
+}
+
+// pushLogBounds sends supervisors the bounds of their logs, if this launcher is the one that does so.
+func (l *Launcher) pushLogBounds() {
+	if l.reaper != nil {
+		l.logs.push(l.ctx)
+	}
 }
 
 // takeReaper tries to become the one launcher that cleans up. The lock is kept until Close.

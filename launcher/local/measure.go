@@ -18,26 +18,26 @@ func (l *Launcher) Measure() launcher.Measures {
 	}
 	l.mu.Lock()
 	l.follower.MeasureLocked(&m)
-	m.Culls, m.GPUs = maps.Clone(l.culls), map[launcher.GPULabels]float64{}
+	m.Culls, m.GPUs = maps.Clone(l.tally.culls), map[launcher.GPULabels]float64{}
 	for _, k := range l.kernels.byID {
-		l.countGPUsLocked(k)
+		l.tally.gpusLocked(k)
 		if held := k.gpusHeldLocked(); held > 0 {
 			m.GPUs[launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}] += held.Float()
 		}
 	}
 	l.warm.Measure(&m)
-	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpusCounted.seconds), maps.Clone(l.gpusCounted.busy)
+	m.GPUSeconds, m.GPUBusy = maps.Clone(l.tally.gpuSeconds), maps.Clone(l.tally.gpuBusy)
 	l.mu.Unlock()
 	return m
 }
 
-// countCullLocked counts a culled kernel, once for each time it was culled.
-func (l *Launcher) countCullLocked(k *kernel, end *api.Ending) {
-	if end == nil || !end.Culled || end.At.Equal(k.culled) || end.At.Before(l.opened) {
+// cullLocked counts a culled kernel, once for each time it was culled.
+func (t *tally) cullLocked(k *kernel, end *api.Ending) {
+	if end == nil || !end.Culled || end.At.Equal(k.culled) || end.At.Before(t.since) {
 		return
 	}
 	k.culled = end.At
-	l.culls[launcher.CullLabels{SpecName: k.rec.SpecName, Limit: end.CulledFor}]++
+	t.culls[launcher.CullLabels{SpecName: k.rec.SpecName, Limit: end.CulledFor}]++
 }
 
 // start is a start that this launcher has begun, from the program's start until its first answer or its failure.
@@ -51,12 +51,12 @@ func (l *Launcher) trackStart(k *kernel, s *start) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k.start = s
-	l.reportStartLocked(k)
+	l.tally.startLocked(k)
 }
 
-// reportStartLocked reports the outcome of a start to the observer once it is known. A kernel that was stopped has
+// startLocked reports the outcome of a start to the observer once it is known. A kernel that was stopped has
 // neither started nor failed.
-func (l *Launcher) reportStartLocked(k *kernel) {
+func (t *tally) startLocked(k *kernel) {
 	s := k.start
 	if s == nil {
 		return
@@ -64,10 +64,10 @@ func (l *Launcher) reportStartLocked(k *kernel) {
 	switch {
 	case k.stop != nil || k.end != nil && k.end.Stopped:
 	case k.supervisor.SaysLocked(api.Idle, api.Busy):
-		l.opts.Observer.KernelUp(k.rec.SpecName,
-			append(s.phases, launcher.Phase{Name: launcher.PhaseReady, Took: l.timing.now().Sub(s.since)}))
+		t.observer.KernelUp(k.rec.SpecName,
+			append(s.phases, launcher.Phase{Name: launcher.PhaseReady, Took: t.now().Sub(s.since)}))
 	case !k.livesLocked() || k.supervisor.SaysLocked(api.Dead):
-		l.opts.Observer.KernelFailed(k.rec.SpecName, launcher.FailedExited)
+		t.observer.KernelFailed(k.rec.SpecName, launcher.FailedExited)
 	default:
 		return
 	}

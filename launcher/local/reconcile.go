@@ -137,7 +137,7 @@ func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
 		return err
 	}
 	l.mu.Lock()
-	l.countCullLocked(k, &end)
+	l.tally.cullLocked(k, &end)
 	l.mu.Unlock()
 	l.markGone(k, &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: end.Reason, At: end.At})
 	return nil
@@ -161,20 +161,20 @@ func (l *Launcher) markAlive(k *kernel) {
 	l.mu.Unlock()
 	l.ensureFollowed(k)
 	if revived {
-		l.recount()
+		l.logs.recount()
 	}
 }
 
 func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	l.mu.Lock()
 	was := k.end
-	l.countGPUsLocked(k)
+	l.tally.gpusLocked(k)
 	l.kernels.setEnd(k, end)
 	k.supervisor.Unsupported = ""
 	k.place.Leave()
 	k.supervisor.LeaveLocked()
-	l.reportStartLocked(k)
-	l.countCullLocked(k, end)
+	l.tally.startLocked(k)
+	l.tally.cullLocked(k, end)
 	if was == nil || *was != *end {
 		k.supervisor.ChangedLocked()
 	}
@@ -182,7 +182,7 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	if was == nil {
 		l.lender.Wake() // it has given its GPUs back
 		l.log.Info("kernel is dead", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, end.Reason)
-		l.recount()
+		l.logs.recount()
 	}
 }
 
@@ -191,11 +191,11 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	l.mu.Lock()
 	first := k.gone == nil
 	if first {
-		l.countGPUsLocked(k)
+		l.tally.gpusLocked(k)
 		k.gone = why
 		k.place.Leave()
 		k.supervisor.LeaveLocked()
-		l.reportStartLocked(k)
+		l.tally.startLocked(k)
 		k.supervisor.ChangedLocked()
 		l.forgetLocked(k)
 	}
@@ -203,7 +203,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	if first {
 		l.lender.Wake()
 		l.log.Info("kernel is gone", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Err, why)
-		l.recount()
+		l.logs.recount()
 	}
 }
 

@@ -126,7 +126,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	if err != nil {
 		return nil, err
 	}
-	l.setLogBounds(&cfg)
+	l.logs.set(&cfg)
 	k, folder, err := l.makeFolder(rec, cfg)
 	counted()
 	if err != nil {
@@ -274,7 +274,7 @@ func (l *Launcher) publish(dir string, rec record) (*kernel, error) {
 	if old != nil { // another gateway removed its folder
 		l.markGone(old, l.layout.goneError(rec.ID))
 	}
-	l.recountSoon()
+	l.logs.recountSoon()
 	return k, nil
 }
 

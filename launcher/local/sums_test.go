@@ -168,7 +168,7 @@ func TestSums_Random(t *testing.T) {
 	}
 	compare := func(equal func(folders, memory []string) bool) (text string) {
 		for i, l := range launchers {
-			unlockStarts, err := l.lockStarts(t.Context())
+			unlockStarts, err := l.starts.lock(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,10 +8,21 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// gpuCounts are what metrics count of GPUs. Like the cluster's, they begin when the launcher is opened. Launcher.mu
-// guards them.
-type gpuCounts struct {
-	seconds, busy map[launcher.GPULabels]float64
+// tally is what metrics count. It begins when the launcher is opened, like that of the cluster. Launcher.mu guards it.
+type tally struct {
+	// Fixed.
+	since    time.Time
+	now      func() time.Time
+	observer launcher.Observer
+
+	culls      map[launcher.CullLabels]int64
+	gpuSeconds map[launcher.GPULabels]float64
+	gpuBusy    map[launcher.GPULabels]float64
+}
+
+func newTally(now func() time.Time, o launcher.Observer) *tally {
+	return &tally{since: now(), now: now, observer: o, culls: map[launcher.CullLabels]int64{},
+		gpuSeconds: map[launcher.GPULabels]float64{}, gpuBusy: map[launcher.GPULabels]float64{}}
 }
 
 // gpuCounted is how far the use of one kernel's GPUs is counted.
@@ -34,26 +45,26 @@ func (k *kernel) gpusHeldLocked() gpu.Amount {
 	return gpu.Whole(int64(max(0, st.GPUs)))
 }
 
-// countGPUsLocked counts what a kernel has held, and how busy that was, since the last call. It is called at each
+// gpusLocked counts what a kernel has held, and how busy that was, since the last call. It is called at each
 // scrape and at a kernel's end.
-func (l *Launcher) countGPUsLocked(k *kernel) {
-	held, now := k.gpusHeldLocked(), l.timing.now()
+func (t *tally) gpusLocked(k *kernel) {
+	held, now := k.gpusHeldLocked(), t.now()
 	if held == 0 {
 		k.gpus.until = time.Time{}
 		return
 	}
 	c, st := &k.gpus, &k.supervisor.Status
 	if c.until.IsZero() {
-		if c.until = st.Started; c.until.Before(l.opened) {
-			c.until = l.opened
+		if c.until = st.Started; c.until.Before(t.since) {
+			c.until = t.since
 			c.busy, c.known = st.GPUUse.Busy, true // this gateway did not see it
 		}
 	}
 	labels := launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}
-	l.gpusCounted.seconds[labels] += max(0, now.Sub(c.until).Seconds()) * held.Float()
+	t.gpuSeconds[labels] += max(0, now.Sub(c.until).Seconds()) * held.Float()
 	if st.GPUUse.Busy < c.busy || !c.known {
 		c.busy = 0 // it was started again
 	}
-	l.gpusCounted.busy[labels] += (st.GPUUse.Busy - c.busy).Seconds() * held.Float()
+	t.gpuBusy[labels] += (st.GPUUse.Busy - c.busy).Seconds() * held.Float()
 	c.until, c.busy, c.known = now, st.GPUUse.Busy, true
 }

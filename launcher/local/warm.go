@@ -258,7 +258,7 @@ func (w *warmStore) claim(ctx context.Context, e warmEntry, rec record) (*kernel
 		l.log.Warn("other gateways will notice a kernel late", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	l.ensureFollowed(k)
-	l.recountSoon()
+	l.logs.recountSoon()
 	return k, nil
 }
 
@@ -451,7 +451,7 @@ func (w *warmStore) Create(ctx context.Context, kind warmKind) error {
 	if err := writeJSON(l.layout.warmFile(rec.ID), entry); err != nil {
 		return err
 	}
-	l.setLogBounds(&cfg)
+	l.logs.set(&cfg)
 	k, folder, err := l.makeFolder(rec, cfg)
 	if err != nil {
 		w.removeEntry(rec.ID)

@@ -52,7 +52,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	}
 	l.mu.Lock()
 	if st.State == api.Dead {
-		l.countGPUsLocked(k) // up to its end
+		l.tally.gpusLocked(k) // up to its end
 	}
 	before, ok := enterLocked()
 	if !ok {
@@ -63,14 +63,14 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	if newSupervisor {
 		k.pushedLimit = st.LogLimit
 	}
-	l.countCullLocked(k, end)
-	l.reportStartLocked(k)
+	l.tally.cullLocked(k, end)
+	l.tally.startLocked(k)
 	l.mu.Unlock()
 	switch {
 	case !newSupervisor && logs.IsUrgent(&before.Status, &st):
-		l.recount()
+		l.logs.recount()
 	case newSupervisor || logs.HasChanged(&before.Status, &st):
-		l.recountSoon()
+		l.logs.recountSoon()
 	}
 	// Until the kernel has a process, the lock says which process to end.
 	starts := st.KernelPID == 0 && before.Status.KernelPID == 0 && st.ParentPID != 0
