@@ -1,8 +1,8 @@
 // Package kube runs kernels as pods of a Kubernetes cluster. A pod has two containers: the kernel's supervisor and the
-// kernel itself. cmd/ekg opens a Launcher, which implements launcher.Launcher. Package podbuild decides what a pod looks
-// like, podstatus explains why a pod is not running, and poddial connects to the supervisors in pods. Begin with Open
-// and Start (start.go), then watch.go, which follows the pods, kernel.go, which derives a kernel's state from its pod,
-// and maintain.go, which does what is due for each kernel.
+// kernel itself. cmd/ekg opens a Launcher, which implements launcher.Launcher. Package podbuild decides what a pod
+// looks like, podstatus explains why a pod is not running, and poddial connects to the supervisors in pods. Begin with
+// Open and Start (start.go), then watch.go, which follows the pods, kernel.go, which derives a kernel's state from its
+// pod, and maintain.go, which does what is due for each kernel.
 //
 // The pod is the record of its kernel, and the cluster is the only database. A launcher holds in memory what its
 // informers and the supervisors' status streams report. Any number of launchers, in any number of gateways, serve the

@@ -99,7 +99,8 @@ func TestNamespaces(t *testing.T) {
 	}
 	made, err := c.CoreV1().Namespaces().Get(t.Context(), "kernels--42ob", metav1.GetOptions{})
 	if err != nil || made.Labels[podbuild.LabelKernelsOf] != "ns" || made.Annotations[podspec.AnnotationOwner] != "Bob" ||
-		made.Labels["pod-security.kubernetes.io/enforce"] != "baseline" || made.Annotations[podbuild.AnnotationContent] == "" {
+		made.Labels["pod-security.kubernetes.io/enforce"] != "baseline" ||
+		made.Annotations[podbuild.AnnotationContent] == "" {
 		t.Errorf("%v %v", made, err)
 	}
 	claims, err := c.CoreV1().PersistentVolumeClaims("kernels-bob").List(t.Context(), metav1.ListOptions{})

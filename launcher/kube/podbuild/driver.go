@@ -54,7 +54,8 @@ func (b *builder) addDriver(pod *corev1.Pod) error {
 			{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{{Path: "namespace",
 				FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"}}}}},
 		}}}})
-	k.VolumeMounts = append(k.VolumeMounts, corev1.VolumeMount{Name: podspec.VolumeToken, MountPath: podspec.TokenDir, ReadOnly: true})
+	k.VolumeMounts = append(k.VolumeMounts,
+		corev1.VolumeMount{Name: podspec.VolumeToken, MountPath: podspec.TokenDir, ReadOnly: true})
 	return nil
 }
 
@@ -72,7 +73,8 @@ func (b *builder) hasOnlyItsToken(pod *corev1.Pod) bool {
 		}
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == podspec.VolumeToken })
+		mounted := slices.ContainsFunc(c.VolumeMounts,
+			func(m corev1.VolumeMount) bool { return m.Name == podspec.VolumeToken })
 		if mounted != (b.ext.ServiceAccountToken && c.Name == podspec.ContainerKernel) {
 			return false
 		}

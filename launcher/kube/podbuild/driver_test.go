@@ -111,7 +111,8 @@ func TestPortsPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod.UID = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
-	podspec.KernelOf(pod).Ports = append(podspec.KernelOf(pod).Ports, corev1.ContainerPort{ContainerPort: 1}) // a webhook's
+	k := podspec.KernelOf(pod)
+	k.Ports = append(k.Ports, corev1.ContainerPort{ContainerPort: 1}) // a webhook's
 	policy, err := PortsPolicy(pod)
 	if err != nil {
 		t.Fatal(err)

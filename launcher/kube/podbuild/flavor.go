@@ -35,7 +35,8 @@ func applyFlavor(pod *corev1.Pod, f *flavor.Flavor) {
 		ask(name, n)
 	}
 	if r.Template != "" {
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: podspec.ClaimOfFlavor, ResourceClaimTemplateName: &r.Template}}
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{
+			{Name: podspec.ClaimOfFlavor, ResourceClaimTemplateName: &r.Template}}
 	}
 	if len(f.NodeSelector) > 0 {
 		if pod.Spec.NodeSelector == nil {

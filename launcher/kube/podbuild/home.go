@@ -102,6 +102,7 @@ func HomesDeletedAfter(o Options) time.Duration {
 // operator's, or another installation's.
 func IsHome(o Options, claim *corev1.PersistentVolumeClaim) bool {
 	owner := claim.Annotations[podspec.AnnotationOwner]
-	return o.Policy != nil && o.Policy.Home != nil && owner != "" && claim.Labels[podspec.LabelManagedBy] == podspec.Manager &&
+	return o.Policy != nil && o.Policy.Home != nil && owner != "" &&
+		claim.Labels[podspec.LabelManagedBy] == podspec.Manager &&
 		claim.Labels[LabelKernelsOf] == o.Namespace && claim.Name == o.Policy.HomeOf(owner)
 }

@@ -280,7 +280,8 @@ func FuzzClient(f *testing.F) {
 			if got := receivedValue(pod, name); got != value {
 				t.Errorf("%s: got %q, want %q", name, got, value)
 			}
-			if user := podspec.KernelOf(pod).SecurityContext.RunAsUser; user != nil && (*user == 0 || *user == podspec.SupervisorID) {
+			user := podspec.KernelOf(pod).SecurityContext.RunAsUser
+			if user != nil && (*user == 0 || *user == podspec.SupervisorID) {
 				t.Errorf("%s=%q: the kernel's user is %d", name, value, *user)
 			}
 		}

@@ -21,7 +21,8 @@ func TestBuild_Labels(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, want := range map[string]string{
-		podspec.LabelOwner: podspec.LabelValue("ann@example.com"), podspec.LabelSpec: "test", "app": "mine", "component": "kernel",
+		podspec.LabelOwner: podspec.LabelValue("ann@example.com"), podspec.LabelSpec: "test",
+		"app": "mine", "component": "kernel",
 		"kernel_id": testID,
 	} {
 		if pod.Labels[key] != want {

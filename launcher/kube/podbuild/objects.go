@@ -118,7 +118,8 @@ func objectOf(o *wish.SpecObject, policy *wish.Policy, pod *corev1.Pod, rec pods
 	maps.Copy(labels, meta.Labels)
 	for key, value := range pod.Labels {
 		_, cost := policy.Labels[key]
-		if cost || slices.Contains([]string{podspec.LabelKernel, podspec.LabelManagedBy, podspec.LabelOwner, podspec.LabelSpec, podspec.LabelFlavor}, key) {
+		if cost || slices.Contains([]string{podspec.LabelKernel, podspec.LabelManagedBy, podspec.LabelOwner,
+			podspec.LabelSpec, podspec.LabelFlavor}, key) {
 			labels[key] = value
 		}
 	}
@@ -153,7 +154,8 @@ func OwnerReference(pod *corev1.Pod) metav1.OwnerReference {
 
 // IsObjectOf reports whether an existing object was made for a pod's kernel. Such an object need not be created again.
 func IsObjectOf(got metav1.Object, pod *corev1.Pod) bool {
-	return got.GetLabels()[podspec.LabelKernel] == pod.Labels[podspec.LabelKernel] && launcher.ValidID(pod.Labels[podspec.LabelKernel]) &&
+	id := pod.Labels[podspec.LabelKernel]
+	return got.GetLabels()[podspec.LabelKernel] == id && launcher.ValidID(id) &&
 		got.GetLabels()[podspec.LabelManagedBy] == podspec.Manager &&
 		got.GetAnnotations()[podspec.AnnotationOwner] == pod.Annotations[podspec.AnnotationOwner]
 }

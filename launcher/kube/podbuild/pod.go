@@ -60,8 +60,9 @@ func (b *builder) base() *corev1.Pod {
 			Labels: map[string]string{podspec.LabelName: "ekg-kernel", podspec.LabelComponent: "kernel",
 				podspec.AnnotationIstio: "false"},
 			Annotations: map[string]string{
-				podspec.AnnotationSafeToEvict: "false", podspec.AnnotationDoNotDisrupt: "true", podspec.AnnotationDefaultContainer: podspec.ContainerKernel,
-				podspec.AnnotationIstio: "false", podspec.AnnotationLinkerd: "disabled",
+				podspec.AnnotationSafeToEvict: "false", podspec.AnnotationDoNotDisrupt: "true",
+				podspec.AnnotationDefaultContainer: podspec.ContainerKernel,
+				podspec.AnnotationIstio:            "false", podspec.AnnotationLinkerd: "disabled",
 			},
 		},
 		Spec: corev1.PodSpec{
@@ -150,7 +151,8 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	gpus := podspec.GPURequestOf(pod)
 	b.sharedMemory(pod, gpus)
 	dropPrivileges(k.SecurityContext)
-	if !gpus.NVIDIA() && !slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == podspec.VisibleDevices }) {
+	if !gpus.NVIDIA() &&
+		!slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == podspec.VisibleDevices }) {
 		k.Env = append(k.Env, corev1.EnvVar{Name: podspec.VisibleDevices, Value: podspec.VisibleNone})
 	}
 	slices.SortFunc(k.Env, func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })

@@ -1,7 +1,6 @@
-// Package podbuild makes the pod of a kernel and the objects with it, from an allowed wish and the operator's policy. It
-// also reads the request back from which a pod was made. Package kube calls it. Begin with Build, then pod.go: its base
-// is the smallest pod, and each other file adds one part. It knows no variable of a client by which a pod changes:
-// package wish does.
+// Package podbuild makes the pod of a kernel and the objects with it, from an allowed wish and the operator's policy.
+// It also reads the request back from which a pod was made. Package kube calls it. Begin with Build, then pod.go: its
+// base is the smallest pod, and each other file adds one part. Package wish decides what a client may change of it.
 //
 // Everything is a pure function of its arguments. Nothing here asks a cluster, starts a goroutine or keeps state. All
 // functions may be called concurrently, and none modifies its arguments.

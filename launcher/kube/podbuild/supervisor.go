@@ -85,7 +85,8 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	cfg := api.Config{
 		KernelID: b.req.ID, SpecName: spec.Name, Owner: b.req.Owner,
 		Argv: argv, Env: map[string]string{}, WorkingDir: b.workingDir(), InterruptMode: mode,
-		Listen: "tcp::" + strconv.Itoa(podspec.SupervisorPort), Transport: kernelspecs.TransportTCP, SpillDir: podspec.SpillDir,
+		Listen: "tcp::" + strconv.Itoa(podspec.SupervisorPort), Transport: kernelspecs.TransportTCP,
+		SpillDir:    podspec.SpillDir,
 		ChildSocket: api.PodChildSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: podspec.SecretDir,
 		TerminationFile: api.PodTerminationLog, TerminationGrace: grace, Program: childProgram,
 		StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,

@@ -57,7 +57,8 @@ func TestTrimmed(t *testing.T) {
 	if !reflect.DeepEqual(wholeRequest, smallRequest) || smallRequest.Env["KERNEL_TEAM"] != "a $(B) c" {
 		t.Errorf("request %+v, want %+v", smallRequest, wholeRequest)
 	}
-	if podspec.GPUs(small) != podspec.GPUs(pod) || small.Spec.NodeName != "node-1" || small.Spec.NodeSelector["gpu"] != "t4" ||
+	if podspec.GPUs(small) != podspec.GPUs(pod) || small.Spec.NodeName != "node-1" ||
+		small.Spec.NodeSelector["gpu"] != "t4" ||
 		len(small.Spec.SchedulingGates) != 1 ||
 		small.Status.PodIP != "10.0.0.1" || small.Spec.InitContainers[0].Image != "proxyv2" {
 		t.Errorf("%+v", small)

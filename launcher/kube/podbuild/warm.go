@@ -60,7 +60,8 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 	if k.fixed, k.env, err = fixedPart(pod); err != nil {
 		return k, err
 	}
-	if _, _, ok := k.Fit(o, launcher.Request{ID: start.ID, Spec: start.Spec, Flavor: start.Flavor, Owner: wish.ExampleOwner},
+	owned := launcher.Request{ID: start.ID, Spec: start.Spec, Flavor: start.Flavor, Owner: wish.ExampleOwner}
+	if _, _, ok := k.Fit(o, owned,
 		podspec.Record{ID: start.ID, Generation: 1, Owner: wish.ExampleOwner, SpecName: start.Spec.Name}); !ok {
 		return k, errors.New("the pods of its kernels are made for their owners, as with {owner} in a volume")
 	}
@@ -136,7 +137,8 @@ func (k WarmKind) Build(o Options, rec podspec.Record) (*corev1.Pod, error) {
 	}
 	pod.Labels[podspec.LabelManagedBy] = podspec.ManagerWarm
 	pod.Annotations[podspec.AnnotationWarm] = k.Content
-	pod.Annotations[podspec.AnnotationSafeToEvict] = "true" // nobody misses it; the annotations of its kernel replace these two
+	// Nobody misses it. The annotations of its kernel replace these two.
+	pod.Annotations[podspec.AnnotationSafeToEvict] = "true"
 	delete(pod.Annotations, podspec.AnnotationDoNotDisrupt)
 	if rec.MasterKey != "" {
 		pod.Annotations[podspec.AnnotationMasterKey] = rec.MasterKey
@@ -147,7 +149,9 @@ func (k WarmKind) Build(o Options, rec podspec.Record) (*corev1.Pod, error) {
 // Fit returns what makes a warm kernel the kernel of a request: the Assignment for its supervisor, and the labels and
 // annotations of its pod. The pod is the one that an ordinary start would create. ok is false if a warm kernel of this
 // kind cannot become the kernel of the request.
-func (k WarmKind) Fit(o Options, req launcher.Request, rec podspec.Record) (pod *corev1.Pod, a api.Assignment, ok bool) {
+func (k WarmKind) Fit(
+	o Options, req launcher.Request, rec podspec.Record,
+) (pod *corev1.Pod, a api.Assignment, ok bool) {
 	pod, err := Build(o, req, rec)
 	if err != nil {
 		return nil, a, false // an ordinary start says why

@@ -88,7 +88,8 @@ func TestWarmKind_Build(t *testing.T) {
 	if err != nil || cfg.Warm != api.WarmProcess || cfg.Owner != "" || cfg.Validate() != nil {
 		t.Errorf("%+v, %v, %v", cfg, err, cfg.Validate())
 	}
-	if pod.Annotations[podspec.AnnotationSafeToEvict] != "true" || pod.Labels[podspec.LabelManagedBy] != podspec.ManagerWarm ||
+	if pod.Annotations[podspec.AnnotationSafeToEvict] != "true" ||
+		pod.Labels[podspec.LabelManagedBy] != podspec.ManagerWarm ||
 		pod.Annotations[podspec.AnnotationOwner] != "" ||
 		pod.Annotations[podspec.AnnotationWarm] != kind.Content {
 		t.Errorf("%v %v", pod.Labels, pod.Annotations)

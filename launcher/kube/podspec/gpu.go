@@ -126,6 +126,7 @@ func (r GPURequest) Resources() []string {
 	return names
 }
 
+// AnyPositive reports whether one of the amounts is more than 0.
 func AnyPositive(amounts map[corev1.ResourceName]int64) bool {
 	for _, n := range amounts {
 		if n > 0 {

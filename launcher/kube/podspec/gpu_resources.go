@@ -109,6 +109,7 @@ func IsGPU(name corev1.ResourceName) (gpu, shared bool) {
 	return unit != gpuNone, unit == gpuShares
 }
 
+// MatchesPattern reports whether a text matches a pattern, in which each * stands for any number of any characters.
 func MatchesPattern(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")
 	rest, ok := strings.CutPrefix(text, parts[0])

@@ -80,6 +80,7 @@ const (
 )
 
 var (
+	// ReservedVolumes are the names of ekg's own volumes.
 	ReservedVolumes = []string{VolumeShared, VolumeSecret, VolumeSpill, VolumeHome, VolumeShm, VolumeOwnerHome,
 		VolumeToken}
 	// ReservedPaths cannot be mounted over in the kernel's container.

@@ -18,6 +18,7 @@ var LabelMark = regexp.MustCompile(`\{[^{}]*\}|[{}]`)
 // labelMarks are the marks of a template of Policy.Labels.
 var labelMarks = []string{"{flavor}", "{group}", "{namespace}", OwnerMark, "{spec}"}
 
+// GroupMark stands for one group of the kernel's owner in a template of Policy.Labels.
 const GroupMark = "{group}"
 
 // labelProblems calls report for each bad key and template of Labels.

@@ -27,7 +27,8 @@ const (
 const (
 	maxObjects    = 16
 	maxObjectName = 22 // bytes: a Service's name has at most 63, of which "ekg-", the kernel's id and '-' have 41
-	ObjectsKey    = "objects"
+	// ObjectsKey is the key of metadata.ekg that has the objects.
+	ObjectsKey = "objects"
 )
 
 // kernelIDMark stands for the kernel's id in the texts of objects.
@@ -142,7 +143,8 @@ func (e *Extension) environments(do func(at string, env []corev1.EnvVar, from []
 	})
 }
 
-// realName returns the name of an object in the cluster. A restart in a new pod keeps an object under its name. Only a Secret is created again: gateways read no Secret.
+// realName returns the name of an object in the cluster. A restart in a new pod keeps an object under its name.
+// Only a Secret is created again: gateways read no Secret.
 func (o objectName) realName(rec podspec.Record) string {
 	if o.kind == KindSecret {
 		return podspec.SecretName(podspec.PodName(rec.ID, rec.Generation)) + "-" + o.name

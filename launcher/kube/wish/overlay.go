@@ -54,6 +54,7 @@ type overlaySecurity struct {
 	SupplementalGroupsPolicy *corev1.SupplementalGroupsPolicy `json:"supplementalGroupsPolicy,omitempty"`
 }
 
+// OverlayContainer is the part of the kernel's container that a kernelspec can change.
 type OverlayContainer struct {
 	Name            string                       `json:"name,omitempty"`
 	Env             []corev1.EnvVar              `json:"env,omitempty"`

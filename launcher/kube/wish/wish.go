@@ -1,6 +1,6 @@
-// Package wish reads what kernelspecs and clients wish of a kernel's pod, and refuses what the operator's policy does not
-// allow. Policy.Read turns metadata.ekg of a kernelspec into an Extension, and Policy.Client the KERNEL_* variables of a
-// client into Choices. It makes no pod: package podbuild does, from what is allowed.
+// Package wish reads what kernelspecs and clients wish of a kernel's pod, and refuses what the operator's policy does
+// not allow. Policy.Read turns metadata.ekg of a kernelspec into an Extension, and Policy.Client the KERNEL_* variables
+// of a client into Choices. It makes no pod: package podbuild does, from what is allowed.
 //
 // Everything is a pure function of its arguments, and may be called concurrently.
 package wish
