@@ -181,7 +181,7 @@ func TestE2E_KubeJobsGiveWay(t *testing.T) {
 	if err := os.WriteFile(flavors, []byte("flavors:\n- {name: one, resource: {name: "+pool+"}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", flavors, "--watch-gpus", "--jobs-give-way", "2s")
+	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", flavors, "--jobs-give-way", "2s")
 	k.cluster.offer(t, map[string]string{pool: "1"})
 	k.start()
 	path := k.notebookFile("gives.ipynb", "n = 300", "import time\ntry:\n    time.sleep(n)\nexcept KeyboardInterrupt:\n"+

@@ -28,7 +28,7 @@ func TestE2E_KubePage(t *testing.T) {
 	if err := os.WriteFile(flavors, []byte(pageFlavors), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g := newKubeGateway(t, "--start-wait", "1s", "--watch-gpus", "--flavors", flavors, "--max-kernels-per-user", "7",
+	g := newKubeGateway(t, "--start-wait", "1s", "--flavors", flavors, "--max-kernels-per-user", "7",
 		"--cull-idle-timeout", "20s", "--cull-connected=false", "--cull-warning", "0", "--cull-interval", "2s")
 	g.cluster.offer(t, map[string]string{"aliyun.com/gpu-mem": "28", "aliyun.com/gpu-count": "2"})
 	g.podSpec("huge", map[string]any{"image": "localhost/kernel-py:dev",

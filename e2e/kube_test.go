@@ -202,7 +202,7 @@ func TestE2E_KubeGPU(t *testing.T) {
 // itself when it gets the device.
 func TestE2E_KubeClaims(t *testing.T) {
 	t.Parallel() // it mostly waits
-	k := newKubeGateway(t, "--start-wait", "1s", "--watch-gpus")
+	k := newKubeGateway(t, "--start-wait", "1s")
 	class := k.namespace
 	deviceClass := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q},
 		"spec": {"selectors": [{"cel": {"expression": "device.driver == 'devcluster'"}}]}}`, class)

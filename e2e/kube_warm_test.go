@@ -133,7 +133,7 @@ func TestE2E_KubeWarmGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	metrics := freeAddress(t, "127.0.0.1")
-	k := newKubeGateway(t, "--start-wait", "1s", "--watch-gpus", "--kube-policy", policy, "--metrics-listen", metrics)
+	k := newKubeGateway(t, "--start-wait", "1s", "--kube-policy", policy, "--metrics-listen", metrics)
 	k.cluster.offer(t, map[string]string{pool: "1"})
 	spec := func(name string, warm int) {
 		k.podSpec(name, map[string]any{"image": "localhost/kernel-py:dev", "warm": warm,

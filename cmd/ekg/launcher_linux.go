@@ -103,8 +103,6 @@ func openKube(
 		Pods:            pods,
 		MasterKey:       key,
 		SecondMasterKey: second,
-		WatchNodes:      s.WatchNodes,
-		WatchGPUs:       s.WatchGPUs,
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,

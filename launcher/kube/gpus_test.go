@@ -2,9 +2,11 @@ package kube
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,7 +54,8 @@ func TestGPUs(t *testing.T) {
 	if _, err := c.CoreV1().Pods("other").Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	l := openTest(t, c, func(o *Options, _ *timing) { o.WatchGPUs = true })
+	c.allow("nodes", "pods")
+	l := openTest(t, c, nil)
 	req := testRequest(idA)
 	req.Spec.Metadata = []byte(`{"ekg": {"resources": {"limits": {"nvidia.com/gpu": "2"}}}}`)
 	if _, _, err := l.Start(t.Context(), req); err != nil {
@@ -78,19 +81,37 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// TestGPUs_Missing: without a right or a setting, the view has the kernels and says what is missing.
+// TestGPUs_Missing: without a right, the view has the kernels and says what is missing. A right that is given or taken
+// later is noticed.
 func TestGPUs_Missing(t *testing.T) {
 	c := newTestCluster(t)
-	c.refuse("list", "nodes", apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
-	l := openTest(t, c, func(o *Options, _ *timing) { o.WatchGPUs = true })
-	eventually(t, "it is known what is missing", func() bool {
-		view, err := l.ViewGPUs(t.Context())
-		return err == nil && len(view.Missing) == 1 && strings.Contains(view.Missing[0], "cannot list the nodes: ")
+	var log lockedBuffer
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		tm.rights, o.Log = time.Millisecond, slog.New(slog.NewTextHandler(&log, nil))
 	})
-	off := openTest(t, newTestCluster(t), nil)
-	view, err := off.ViewGPUs(t.Context())
-	if err != nil || len(view.Missing) != 2 || !strings.Contains(view.Missing[0], "does not see nodes") ||
-		!strings.Contains(view.Missing[1], "does not see other pods") {
-		t.Errorf("%+v, %v", view, err)
+	missing := func(what string, sentences ...string) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			view, err := l.ViewGPUs(t.Context())
+			return err == nil && slices.EqualFunc(view.Missing, sentences, strings.Contains)
+		})
 	}
+	const nodes, pods = "may not list and watch nodes", "may not list and watch the pods of the cluster"
+	missing("it may see nothing", nodes, pods)
+	for _, a := range c.Actions() {
+		if r := a.GetResource().Resource; r == "nodes" || r == "resourceslices" || r == "resourceclaims" ||
+			r == "pods" && a.GetNamespace() == "" {
+			t.Errorf("%s of %s without the right", a.GetVerb(), r)
+		}
+	}
+	c.allow("nodes", "pods", "resourceslices", "resourceclaims")
+	missing("it may see all")
+	c.allow("pods")
+	missing("it may no longer see nodes", nodes)
+	if n := strings.Count(log.String(), "may no longer watch the nodes"); n != 1 || l.machines.SeesNodes() {
+		t.Errorf("said %d times", n)
+	}
+	c.refuse("list", "nodes", apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
+	c.allow("nodes", "pods")
+	missing("nodes cannot be listed", "cannot list the nodes: ")
 }

@@ -9,12 +9,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -273,6 +275,17 @@ func TestMain(m *testing.M) {
 // refuse makes the cluster reject every request of a kind from now on.
 func (c *testCluster) refuse(verb, resource string, err error) {
 	c.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, err })
+}
+
+// allow lets gateways list and watch just these resources of the whole cluster.
+func (c *testCluster) allow(resources ...string) {
+	c.PrependReactor("create", "selfsubjectaccessreviews", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		review := a.(k8stesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview).DeepCopy()
+		of := review.Spec.ResourceAttributes
+		review.Status.Allowed = of.Namespace == "" && (of.Verb == "list" || of.Verb == "watch") &&
+			slices.Contains(resources, of.Resource)
+		return true, review, nil
+	})
 }
 
 // requests counts the requests to the cluster. Requests for the reaper's lease are left out, because their number

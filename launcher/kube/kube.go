@@ -81,14 +81,6 @@ type Options struct {
 	// EvictIdleAfter is how long a kernel is idle before the cluster's autoscalers may evict its pod; 0: they never may.
 	EvictIdleAfter time.Duration
 
-	// WatchNodes says to announce in notebooks that a kernel's node will go away. It needs the right to list and watch
-	// nodes. Without the right, the gateway goes on without it.
-	WatchNodes bool
-
-	// WatchGPUs says to watch nodes and the pods of all namespaces, so that ViewGPUs returns totals, and what other pods
-	// hold. It needs the rights to list and watch both. Without a right, the view is incomplete and says so.
-	WatchGPUs bool
-
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has none, and
 	// leaves those of others alone.
 	Warm func() []launcher.Warm
@@ -109,6 +101,7 @@ type timing struct {
 	lease         leaseTiming
 	admission     leaseTiming   // of the gateway that decides about limits
 	decision      time.Duration // for a decision about a start; after that the client reads that the start waits
+	rights        time.Duration // between two looks at which machines this gateway may watch
 	firstRedial   time.Duration
 	lastRedial    time.Duration
 	resync        time.Duration // between two resyncs of the informers; 0: never
@@ -142,6 +135,7 @@ func realTiming() timing {
 			release:  true,
 		},
 		decision:    20 * time.Second,
+		rights:      time.Minute,
 		firstRedial: 50 * time.Millisecond,
 		lastRedial:  5 * time.Second,
 		now:         time.Now,
@@ -295,8 +289,8 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
-	l.machines = gpuview.Watch(gpuview.Options{Client: l.client, Goroutines: &l.goroutines, Done: life.Done(), Log: l.log,
-		Nodes: o.WatchNodes, All: o.WatchGPUs})
+	l.machines = gpuview.Watch(ctx, gpuview.Options{Client: l.client, Goroutines: &l.goroutines, Life: life,
+		Review: tm.rights, Bound: l.apiContext, Log: l.log})
 	keepBeat, writeEndings := func() { l.freshness.keepBeat(life) }, func() { l.endings.Write(life) }
 	for _, f := range []func(){l.maintain, keepBeat, l.reap, writeEndings} {
 		l.goroutines.Go(f)

@@ -41,10 +41,7 @@ func (l *Launcher) announceNodes() {
 			continue
 		}
 		shown := k.supervisor.Status.NodeNotice
-		text, known := "", false
-		if l.opts.WatchNodes {
-			text, known = l.machines.Notice(k.pod.Spec.NodeName)
-		}
+		text, known := l.machines.Notice(k.pod.Spec.NodeName)
 		if !known && shown != "" && shown != evictNotice {
 			continue
 		}

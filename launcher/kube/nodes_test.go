@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,18 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
-
-// nodeWatcher makes a launcher watch nodes, as a fast reaper.
-func nodeWatcher(now *atomic.Int64) func(*Options, *timing) {
-	return func(o *Options, tm *timing) {
-		fastReaper(now)(o, tm)
-		o.WatchNodes = true
-	}
-}
 
 // taint replaces the taints of a node.
 func (c *testCluster) taint(t *testing.T, node string, keys ...string) {
@@ -48,6 +37,7 @@ func (c *testCluster) taint(t *testing.T, node string, keys ...string) {
 func onNodes(t *testing.T, kernels int) (*testCluster, *fakeSupervisors) {
 	t.Helper()
 	c, f := newRunning(t, kernels)
+	c.allow("nodes")
 	for n := range kernels {
 		c.taint(t, fmt.Sprintf("node-%d", n))
 	}
@@ -61,7 +51,7 @@ func TestNodes_Announced(t *testing.T) {
 	var now atomic.Int64
 	for range 2 {
 		openTest(t, c, func(o *Options, tm *timing) {
-			nodeWatcher(&now)(o, tm)
+			fastReaper(&now)(o, tm)
 			tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
 		})
 	}
@@ -94,7 +84,7 @@ func TestNodes_NextReaper(t *testing.T) {
 	}
 	var now atomic.Int64
 	openTest(t, c, func(o *Options, tm *timing) {
-		nodeWatcher(&now)(o, tm)
+		fastReaper(&now)(o, tm)
 		tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
 	})
 	stays := f.of(idOf(1))
@@ -112,7 +102,7 @@ func TestNodes_OldSupervisor(t *testing.T) {
 	c.taint(t, "node-0", "karpenter.sh/disrupted")
 	var now atomic.Int64
 	l := openTest(t, c, func(o *Options, tm *timing) {
-		nodeWatcher(&now)(o, tm)
+		fastReaper(&now)(o, tm)
 		tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
 		tm.maintenance = time.Hour // the test does the reaper's rounds
 	})
@@ -157,34 +147,17 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// TestNodes_Forbidden: a gateway without the right to watch nodes says so once, and reaps as before.
-func TestNodes_Forbidden(t *testing.T) {
+// TestNodes_Unknown: where the API server does not say what a gateway may watch, the gateway works without it.
+func TestNodes_Unknown(t *testing.T) {
 	c := newTestCluster(t)
-	c.refuse("list", "nodes", apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no")))
+	c.refuse("create", "selfsubjectaccessreviews", errors.New("no"))
 	var now atomic.Int64
-	var log lockedBuffer
-	l := openTest(t, c, func(o *Options, tm *timing) {
-		nodeWatcher(&now)(o, tm)
-		o.Log = slog.New(slog.NewTextHandler(&log, nil))
-	})
+	l := openTest(t, c, fastReaper(&now))
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
-	const said = "may not watch the nodes"
-	eventually(t, "said", func() bool { return strings.Contains(log.String(), said) })
 	now.Add(int64(l.timing.claim) + int64(time.Second))
 	eventually(t, "reaped", func() bool { return !c.podThere(t, idA+"-1") })
-	if n := strings.Count(log.String(), said); n != 1 {
-		t.Errorf("said %d times", n)
-	}
-}
-
-// TestNodes_Off: without the setting no request is made for nodes.
-func TestNodes_Off(t *testing.T) {
-	c := newTestCluster(t)
-	var now atomic.Int64
-	l := openTest(t, c, fastReaper(&now))
-	l.announceNodes()
 	for _, a := range c.Actions() {
 		if a.GetResource().Resource == "nodes" {
 			t.Errorf("asked for nodes: %s", a.GetVerb())

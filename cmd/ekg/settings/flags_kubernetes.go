@@ -60,18 +60,6 @@ var kubernetesSettings = []Group{
 				"this key. New kernels get keys of the first one. A file that does not exist is ignored",
 		},
 		{
-			Name: "watch-nodes", Env: []string{"EKG_WATCH_NODES"},
-			value: boolean(func(s *Settings) *bool { return &s.WatchNodes }),
-			Usage: "announce in notebooks that a kernel's node will be taken back, drained or removed. The gateway needs the " +
-				"right to list and watch nodes, which the component watch-nodes gives",
-		},
-		{
-			Name: "watch-gpus", Env: []string{"EKG_WATCH_GPUS"},
-			value: boolean(func(s *Settings) *bool { return &s.WatchGPUs }),
-			Usage: "show in GET /api/gpus and ekg top how many GPUs the nodes have, and which other pods hold some. The " +
-				"gateway needs the right to list and watch nodes and all pods, which the component watch-gpus gives",
-		},
-		{
 			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},
 			value: text(func(s *Settings) *string { return &s.KubePeers }),
 			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. Replicas tell each " +

@@ -32,6 +32,8 @@ var removed = map[string]string{
 	"supervisor-pull-secret":  "use supervisor.pullSecrets in the file of --kube-policy",
 	"supervisor-user":         "use supervisor.user in the file of --kube-policy",
 	"start-limit":             "the limit is 30m; KERNEL_LAUNCH_TIMEOUT of a request makes it longer",
+	"watch-gpus":              "gateways that may list and watch nodes and pods of the cluster do; see docs/gpus.md",
+	"watch-nodes":             "gateways that may list and watch nodes do; see docs/kubernetes.md",
 }
 
 // Removed returns what to use in place of a setting that earlier builds had. The text is "" for any other name.

@@ -61,8 +61,6 @@ type Settings struct {
 	KubePolicy          string
 	MasterKeyFile       string
 	SecondMasterKeyFile string
-	WatchNodes          bool
-	WatchGPUs           bool
 	KubePeers           string
 	PodIP               string
 

@@ -3,8 +3,8 @@
 // brings the pods of kernels.
 //
 // Begin with Watch, which starts the informers, and Machines.View, which returns the view. WaitOf tells what a pod
-// waits for. The informers' goroutines belong to the group that Watch gets. No other lock is taken while Machines.mu is
-// held.
+// waits for. The goroutines of the informers, and the one that looks at the gateway's rights, belong to the group that
+// Watch gets. No request is made while the lock of a resource is held.
 package gpuview
 
 import (

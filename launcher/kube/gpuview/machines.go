@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,59 +25,127 @@ import (
 )
 
 // Machines are the informers of the cluster's nodes, of the pods of all namespaces, and of devices and claims (dynamic
-// resource allocation). Each is optional, since it needs rights for the whole cluster.
+// resource allocation). Each needs rights for the whole cluster and runs while the gateway has them.
 type Machines struct {
-	o                           Options
-	nodes, pods, slices, claims cache.SharedIndexInformer // nil: not watched
-
-	mu     sync.Mutex
-	denied map[string]string // why a resource cannot be listed, by its name
-	absent map[string]bool   // resources that the cluster does not have, by name
+	o   Options
+	all []*watchable // nodes first; the slice is constant
 }
 
-// Names of the watched resources in sentences.
-const (
-	nodesName  = "nodes"
-	podsName   = "pods of the cluster"
-	slicesName = "resource slices"
-	claimsName = "resource claims"
-)
+// watchable is what one informer watches.
+type watchable struct {
+	authorizationv1.ResourceAttributes // for which list and watch are needed
+
+	name  string // in sentences
+	hint  string // says what is missing without the right; "": nothing is said
+	of    runtime.Object
+	trim  cache.TransformFunc
+	lists cache.ListWatch
+
+	mu       sync.Mutex
+	informer cache.SharedIndexInformer // nil: not watched
+	stop     context.CancelFunc        // ends informer
+	denied   string                    // why it cannot be listed; "" if that is not known
+	absent   bool                      // the cluster does not have it
+}
 
 // Options are what Watch needs.
 type Options struct {
 	Client     kubernetes.Interface
 	Goroutines *goroutines.Group // in which informers run
-	Done       <-chan struct{}   // closed when they end
-	Log        *slog.Logger
-	Nodes      bool // watch nodes
-	All        bool // watch nodes, and who holds their GPUs
+	Life       context.Context   // ends the informers
+	Review     time.Duration     // between two looks at the gateway's rights
+	// Bound gives a request its deadline.
+	Bound func(ctx context.Context) (context.Context, context.CancelFunc)
+	Log   *slog.Logger
 }
 
-// Watch starts the informers.
-func Watch(o Options) *Machines {
-	m := &Machines{o: o, denied: map[string]string{}, absent: map[string]bool{}}
-	if o.Nodes || o.All {
-		m.nodes = m.watch(nodesName, &corev1.Node{}, trimNode, listWatchOf(o.Client.CoreV1().Nodes()))
-	}
-	if o.All {
-		m.pods = m.watch(podsName, &corev1.Pod{}, trimPod, listWatchOf(o.Client.CoreV1().Pods(metav1.NamespaceAll)))
-		m.slices = m.watch(slicesName, &resourceapi.ResourceSlice{}, trimSlice,
-			listWatchOf(o.Client.ResourceV1().ResourceSlices()))
-		m.claims = m.watch(claimsName, &resourceapi.ResourceClaim{}, trimClaim,
-			listWatchOf(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll)))
-	}
+// Watch starts the informers of all that the gateway may list and watch. It looks at these rights again after each
+// Review, and starts and ends informers accordingly.
+func Watch(ctx context.Context, o Options) *Machines {
+	m := &Machines{o: o, all: []*watchable{
+		{name: "nodes", hint: missingNodes, of: &corev1.Node{}, trim: trimNode, lists: listWatchOf(o.Client.CoreV1().Nodes()),
+			ResourceAttributes: authorizationv1.ResourceAttributes{Resource: "nodes"}},
+		{name: "pods of the cluster", hint: missingPods, of: &corev1.Pod{}, trim: trimPod,
+			lists:              listWatchOf(o.Client.CoreV1().Pods(metav1.NamespaceAll)),
+			ResourceAttributes: authorizationv1.ResourceAttributes{Resource: "pods"}},
+		{name: "resource slices", of: &resourceapi.ResourceSlice{}, trim: trimSlice,
+			lists:              listWatchOf(o.Client.ResourceV1().ResourceSlices()),
+			ResourceAttributes: authorizationv1.ResourceAttributes{Group: resourceapi.GroupName, Resource: "resourceslices"}},
+		{name: "resource claims", of: &resourceapi.ResourceClaim{}, trim: trimClaim,
+			lists:              listWatchOf(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll)),
+			ResourceAttributes: authorizationv1.ResourceAttributes{Group: resourceapi.GroupName, Resource: "resourceclaims"}},
+	}}
+	m.review(ctx)
+	o.Goroutines.Go(func() {
+		for goroutines.Sleep(o.Life, o.Review) == nil {
+			m.review(o.Life)
+		}
+	})
 	return m
 }
 
+// review starts informers of what the gateway may watch, and ends those of what it may not watch any more.
+func (m *Machines) review(ctx context.Context) {
+	for _, r := range m.all {
+		may, err := m.may(ctx, r)
+		if ctx.Err() != nil {
+			return
+		}
+		r.mu.Lock()
+		switch {
+		case err != nil:
+			m.o.Log.Debug("the cluster does not say whether this gateway may watch the "+r.name, logkey.Err, err)
+		case may && r.informer == nil:
+			m.start(r)
+		case may && r.informer.HasSynced():
+			r.denied = "" // the next failure is reported again
+		case !may && r.informer != nil:
+			r.stop()
+			r.informer, r.stop, r.denied = nil, nil, ""
+			m.o.Log.Warn("this gateway may no longer watch the " + r.name + ", so notebooks do not announce that a node goes " +
+				"away, or the view of GPUs is incomplete")
+		}
+		r.mu.Unlock()
+	}
+}
+
+// may reports whether the gateway may list and watch a resource in the whole cluster.
+func (m *Machines) may(ctx context.Context, r *watchable) (bool, error) {
+	for _, verb := range []string{"list", "watch"} {
+		what := r.ResourceAttributes
+		what.Verb = verb
+		asking, cancel := m.o.Bound(ctx)
+		review, err := m.o.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(asking,
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &what}}, metav1.CreateOptions{})
+		cancel()
+		if err != nil || !review.Status.Allowed {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// watched returns the informer of a resource if it has listed it, or nil.
+func (r *watchable) watched() cache.SharedIndexInformer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.informer == nil || !r.informer.HasSynced() {
+		return nil
+	}
+	return r.informer
+}
+
 // SeesNodes reports whether the nodes are known.
-func (m *Machines) SeesNodes() bool { return m.nodes != nil && m.nodes.HasSynced() }
+func (m *Machines) SeesNodes() bool { return m.all[0].watched() != nil }
 
 // Notice returns why a node will go away soon, or "". known reports whether the informer has the node.
 func (m *Machines) Notice(name string) (text string, known bool) {
-	if !m.SeesNodes() {
+	nodes := m.all[0].watched()
+	if nodes == nil {
 		return "", false
 	}
-	o, found, err := m.nodes.GetStore().GetByKey(name)
+	o, found, err := nodes.GetStore().GetByKey(name)
 	node, ok := o.(*corev1.Node)
 	if err != nil || !found || !ok {
 		return "", false
@@ -103,37 +173,35 @@ func listWatchOf[L runtime.Object](client interface {
 	}
 }
 
-// watch starts an informer of a resource, called name in sentences. It reports the first failure in the log.
-func (m *Machines) watch(name string, of runtime.Object, trim cache.TransformFunc, lw cache.ListWatch,
-) cache.SharedIndexInformer {
-	informer := cache.NewSharedIndexInformer(ListThenWatch{&lw}, of, 0, nil)
+// start starts the informer of a resource, which reports the first failure in the log. The caller holds r.mu.
+func (m *Machines) start(r *watchable) {
+	informer := cache.NewSharedIndexInformer(ListThenWatch{&r.lists}, r.of, 0, nil)
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if apierrors.IsNotFound(err) { // before Kubernetes 1.34 there is another version of it, or none
-			m.absent[name] = true
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.informer != informer {
 			return
 		}
-		before := m.denied[name]
-		m.denied[name] = missing("the "+name, err)
-		switch {
-		case before != "":
-		case apierrors.IsForbidden(err):
-			m.o.Log.Warn("this gateway may not watch the "+name+", so notebooks do not announce that a node goes away, or the "+
-				"view of GPUs is incomplete", logkey.Err, err)
-		default:
-			m.o.Log.Warn("the "+name+" cannot be watched; this is tried again", logkey.Err, err)
+		if apierrors.IsNotFound(err) { // before Kubernetes 1.34 there is another version of it, or none
+			r.absent = true
+			return
 		}
+		if r.denied == "" {
+			m.o.Log.Warn("the "+r.name+" cannot be watched; this is tried again", logkey.Err, err)
+		}
+		r.denied = missing("the "+r.name, err)
 	}
-	for _, err := range []error{informer.SetTransform(trim), informer.SetWatchErrorHandlerWithContext(complain)} {
+	for _, err := range []error{informer.SetTransform(r.trim), informer.SetWatchErrorHandlerWithContext(complain)} {
 		if err != nil {
 			panic("gpuview: an informer that has not been started rejects a setting: " + err.Error())
 		}
 	}
-	if !m.o.Goroutines.Go(func() { informer.Run(m.o.Done) }) {
-		return nil // the launcher is closed
+	ctx, stop := context.WithCancel(m.o.Life)
+	if !m.o.Goroutines.Go(func() { informer.RunWithContext(ctx) }) {
+		stop() // the launcher is closed
+		return
 	}
-	return informer
+	r.informer, r.stop, r.absent = informer, stop, false
 }
 
 // seenMachines is what the informers know.
@@ -147,28 +215,31 @@ type seenMachines struct {
 
 // list returns what is known.
 func (m *Machines) list() (seen seenMachines) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, w := range []struct {
-		informer   cache.SharedIndexInformer
-		name, hint string
-	}{{m.nodes, nodesName, missingNodes}, {m.pods, podsName, missingPods}, {m.slices, slicesName, ""},
-		{m.claims, claimsName, ""}} {
-		switch {
-		case w.informer == nil && w.hint != "":
-			seen.missing = append(seen.missing, w.hint)
-		case w.informer == nil:
-		case w.informer.HasSynced():
-			for _, o := range w.informer.GetStore().List() {
+	for _, r := range m.all {
+		if informer := r.watched(); informer != nil {
+			for _, o := range informer.GetStore().List() {
 				seen.add(o)
 			}
-		case m.denied[w.name] != "":
-			seen.missing = append(seen.missing, m.denied[w.name])
-		case !m.absent[w.name]:
-			seen.missing = append(seen.missing, "The gateway has not listed the "+w.name+" yet.")
+		} else if text := r.lacking(); text != "" {
+			seen.missing = append(seen.missing, text)
 		}
 	}
 	return seen
+}
+
+// lacking says why the resource is not known; "" if nothing is to be said.
+func (r *watchable) lacking() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.informer == nil:
+		return r.hint
+	case r.denied != "":
+		return r.denied
+	case r.absent:
+		return ""
+	}
+	return "The gateway has not listed the " + r.name + " yet."
 }
 
 func (s *seenMachines) add(o any) {
@@ -186,10 +257,10 @@ func (s *seenMachines) add(o any) {
 
 // missingNodes and missingPods say why the view of GPUs is incomplete.
 const (
-	missingNodes = "The gateway does not see nodes, so totals are unknown. --watch-gpus and the component watch-gpus " +
-		"change that."
-	missingPods = "The gateway does not see other pods, so GPUs that they hold count as free. --watch-gpus and the " +
-		"component watch-gpus change that."
+	missingNodes = "The gateway may not list and watch nodes, so totals are unknown. The component watch-gpus gives it " +
+		"that right."
+	missingPods = "The gateway may not list and watch the pods of the cluster, so GPUs that other pods hold count as free. " +
+		"The component watch-gpus gives it that right."
 )
 
 func missing(what string, err error) string {

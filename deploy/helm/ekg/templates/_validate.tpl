@@ -6,7 +6,7 @@
   "master-key-file" "masterKey.existingSecret" "second-master-key-file" "masterKey.existingSecret" "kube-policy" "policy" "jobs-dir" "jobs.claim"
   "kernelspec-dir" "kernelspecs" "kube-peers" "nothing: replicas find each other" "pod-ip" "nothing: replicas find each other"
   "metrics-listen" "metrics.enabled" "token" "authToken" "token-file" "token.existingSecret" "users-file" "users.file"
-  "flavors" "flavors.list" "flavors-as-kernelspecs" "flavors.asKernelspecs" "watch-nodes" "watchNodes" "watch-gpus" "watchGPUs"
+  "flavors" "flavors.list" "flavors-as-kernelspecs" "flavors.asKernelspecs"
   "auth-token-review" "users.tokenReview" "tls-cert" "tls.existingSecret" "tls-key" "tls.existingSecret" -}}
 {{- range $name, $_ := .Values.settings -}}
 {{- if hasKey $own $name -}}
