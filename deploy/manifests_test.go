@@ -277,10 +277,9 @@ func TestManifests_Code(t *testing.T) {
 		return ""
 	}
 	from := policy.Ingress[0].From[0].PodSelector.MatchLabels
-	peers := env(gateway, "EKG_KUBE_PEERS")
 	for key, value := range gateway.Labels {
-		if from[key] != value || !slices.Contains(strings.Split(peers, ","), key+"="+value) {
-			t.Errorf("gateways have %s=%s; the network policy admits %v, and peers are %s", key, value, from, peers)
+		if from[key] != value || !slices.Contains(strings.Split(replicas.Selector, ","), key+"="+value) {
+			t.Errorf("gateways have %s=%s; the network policy admits %v", key, value, from)
 		}
 	}
 	if image := gateway.Spec.Containers[0].Image; image == "" || env(gateway, "EKG_SUPERVISOR_IMAGE") != image {

@@ -111,12 +111,6 @@ func openKube(
 	if pods.Policy != nil {
 		o.EvictIdleAfter = pods.Policy.EvictIdleAfter
 	}
-	if s.KubePeers != "" {
-		if !cluster.Inside() || s.PodIP == "" {
-			return nil, fmt.Errorf("%s: requires a gateway in the cluster with --pod-ip", s.Place("kube-peers"))
-		}
-		o.Peers = &kube.Peers{Namespace: cluster.Namespace, Selector: s.KubePeers, IP: s.PodIP}
-	}
 	return kube.Open(opening, o)
 }
 

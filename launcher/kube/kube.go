@@ -66,7 +66,6 @@ type Options struct {
 	Cluster   *Cluster
 	Pods      podbuild.Options // how and where kernels' pods are built
 	MasterKey []byte           // at least 32 bytes, the same in all gateways; not modified
-	Peers     *Peers           // other replicas of this gateway; nil: none
 	Version   string           // of this program, which its replicas show
 
 	// SecondMasterKey is nil, or another key of at least 32 bytes. Kernels and replicas with this key are reached, too.
@@ -247,8 +246,12 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
-	if o.Peers != nil {
-		if l.replicas, err = l.newReplicas(replicas.Options{Name: cmp.Or(hostName(l.log), "ekg")}); err != nil {
+	at, err := l.findPeers(ctx)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
+	}
+	if at != nil {
+		if l.replicas, err = l.newReplicas(at, replicas.Options{Name: cmp.Or(hostName(l.log), "ekg")}); err != nil {
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}

@@ -1,15 +1,20 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,11 +25,65 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Peers says how a gateway in the cluster finds its replicas.
-type Peers struct {
-	Namespace string // of the gateways' pods
-	Selector  string // label selector that matches exactly the replicas
-	IP        string // of this gateway's own pod
+// peers says where this gateway's replicas are.
+type peers struct {
+	namespace string // of the gateways' pods
+	ip        string // of this gateway's own pod
+}
+
+// longestHost is the length to which Kubernetes shortens the name of a pod for its machine.
+const longestHost = 63
+
+// findPeers returns where this gateway's replicas are. It returns nil if this gateway has none: outside the cluster, in
+// a pod without the labels of gateways, or without the right to list its namespace's pods.
+func (l *Launcher) findPeers(ctx context.Context) (*peers, error) {
+	c := l.opts.Cluster
+	if !c.Inside() {
+		return nil, nil
+	}
+	asking, cancel := l.apiContext(ctx)
+	defer cancel()
+	pods, err := c.client.CoreV1().Pods(c.Namespace).List(asking, metav1.ListOptions{LabelSelector: replicas.Selector})
+	switch {
+	case apierrors.IsForbidden(err):
+		l.log.Warn("this gateway may not list the gateways' pods, so it knows no other gateway", logkey.Err, err)
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	host, address := hostName(l.log), addressTowards(asking, c.Host, l.log)
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		switch {
+		case pod.Name == host && cmp.Or(pod.Status.PodIP, address) != "":
+			return &peers{c.Namespace, cmp.Or(pod.Status.PodIP, address)}, nil
+		case address != "" && (pod.Status.PodIP == address || len(pod.Name) > longestHost && strings.HasPrefix(pod.Name, host)):
+			return &peers{c.Namespace, address}, nil
+		case pod.Name == host:
+			return nil, errors.New("the address of this gateway's pod is not known yet")
+		}
+	}
+	l.log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway", logkey.Namespace,
+		c.Namespace)
+	return nil, nil
+}
+
+// addressTowards returns the address of this machine on the way to a URL, and sends nothing. It returns "" if there is
+// no such address that other machines reach.
+func addressTowards(ctx context.Context, to string, log *slog.Logger) string {
+	u, err := url.Parse(to)
+	if err == nil {
+		var conn net.Conn
+		if conn, err = new(net.Dialer).DialContext(ctx, "udp", net.JoinHostPort(u.Hostname(), "443")); err == nil {
+			defer conn.Close()
+			if at, ok := conn.LocalAddr().(*net.UDPAddr); ok && !at.IP.IsLoopback() {
+				return at.IP.String()
+			}
+			return ""
+		}
+	}
+	log.Debug("the address of this machine is not known", logkey.Err, err)
+	return ""
 }
 
 // joinReplicas makes this gateway and its replicas know each other, and begins to receive their notifications.
@@ -38,21 +97,20 @@ func (l *Launcher) joinReplicas(ctx context.Context) error {
 	return l.replicas.Introduce(ctx)
 }
 
-// newReplicas returns the replicas of Options.Peers, which do not know this gateway yet.
-func (l *Launcher) newReplicas(o replicas.Options) (*replicas.Replicas, error) {
-	at := l.opts.Peers
-	pods := l.client.CoreV1().Pods(at.Namespace)
-	o.IP, o.Version, o.Keys, o.Kernels = at.IP, l.opts.Version, l.keys, sharedKernels{l}
+// newReplicas returns this gateway's replicas, which do not know it yet.
+func (l *Launcher) newReplicas(at *peers, o replicas.Options) (*replicas.Replicas, error) {
+	pods := l.client.CoreV1().Pods(at.namespace)
+	o.IP, o.Version, o.Keys, o.Kernels = at.ip, l.opts.Version, l.keys, sharedKernels{l}
 	o.Pods = func(ctx context.Context) ([]corev1.Pod, error) {
 		asking, cancel := l.apiContext(ctx)
 		defer cancel()
-		list, err := pods.List(asking, metav1.ListOptions{LabelSelector: at.Selector})
+		list, err := pods.List(asking, metav1.ListOptions{LabelSelector: replicas.Selector})
 		if err != nil {
 			return nil, err
 		}
 		return list.Items, nil
 	}
-	o.Watched = persistent(l, nil, pods, func(o *metav1.ListOptions) { o.LabelSelector = at.Selector })
+	o.Watched = persistent(l, nil, pods, func(o *metav1.ListOptions) { o.LabelSelector = replicas.Selector })
 	o.Goroutines, o.Log = &l.goroutines, l.log
 	return replicas.New(l.ctx, o)
 }

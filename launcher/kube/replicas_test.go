@@ -92,10 +92,13 @@ func (n *replicaNet) join(l *Launcher, ip string) *replicas.Replicas {
 	return p
 }
 
+// gatewayLabels are the labels of replicas.Selector.
+var gatewayLabels = map[string]string{"app.kubernetes.io/name": "ekg", "app.kubernetes.io/component": "gateway"}
+
 // addPod creates a gateway's pod.
 func (n *replicaNet) addPod(ip string) {
 	n.t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gateways", Name: "ekg-" + ip},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gateways", Name: "ekg-" + ip, Labels: gatewayLabels},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip}}
 	if _, err := n.c.CoreV1().Pods("gateways").Create(n.t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		n.t.Fatal(err)
@@ -105,8 +108,7 @@ func (n *replicaNet) addPod(ip string) {
 // begin makes a launcher a replica that has not introduced itself.
 func (n *replicaNet) begin(l *Launcher, ip string) *replicas.Replicas {
 	n.t.Helper()
-	l.opts.Peers = &Peers{Namespace: "gateways", IP: ip}
-	r, err := l.newReplicas(replicas.Options{Name: "ekg-" + ip, Transport: carrier{n, ip}})
+	r, err := l.newReplicas(&peers{"gateways", ip}, replicas.Options{Name: "ekg-" + ip, Transport: carrier{n, ip}})
 	if err != nil {
 		n.t.Fatal(err)
 	}

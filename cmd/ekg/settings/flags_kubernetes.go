@@ -59,16 +59,5 @@ var kubernetesSettings = []Group{
 			Usage: "file with another master key, for a change of keys. The gateway also reaches kernels and replicas with " +
 				"this key. New kernels get keys of the first one. A file that does not exist is ignored",
 		},
-		{
-			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},
-			value: text(func(s *Settings) *string { return &s.KubePeers }),
-			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. Replicas tell each " +
-				"other about changes; each needs --pod-ip",
-		},
-		{
-			Name: "pod-ip", Env: []string{"EKG_POD_IP", "POD_IP"},
-			value: text(func(s *Settings) *string { return &s.PodIP }),
-			Usage: "address of this gateway's own pod",
-		},
 	}},
 }

@@ -17,6 +17,8 @@ var removed = map[string]string{
 	"home-limit":              "the limit is 10GiB; mount a volume as the home folder for more",
 	"keep-endings":            "the cluster keeps the reasons of ends for 7 days",
 	"kube-burst":              "a gateway sends at most 200 requests at once to the API server",
+	"kube-peers":              "gateways in a cluster find each other by the labels of the manifests and the chart",
+	"pod-ip":                  "a gateway in a cluster finds the address of its own pod",
 	"kube-qps":                "a gateway sends at most 100 requests a second to the API server",
 	"local-gpu-shares":        "use a flavor with replica in the file of --flavors; see docs/gpus.md",
 	"local-warm-gpus":         "warm of a kernelspec with GPUs is enough on one machine",

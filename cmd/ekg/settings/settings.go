@@ -61,8 +61,6 @@ type Settings struct {
 	KubePolicy          string
 	MasterKeyFile       string
 	SecondMasterKeyFile string
-	KubePeers           string
-	PodIP               string
 
 	StopKernels   bool
 	MetricsListen string

@@ -51,6 +51,8 @@ import (
 // Two replicas that share a master key believe each other, whichever is the first of each. A client tries its keys in
 // turn. The server name that it asks for names the key, so that the server shows the certificate of that key.
 const (
+	// Selector selects the pods of gateways by the labels that manifests and chart give them.
+	Selector = "app.kubernetes.io/name=ekg,app.kubernetes.io/component=gateway"
 	// Port is the port on which a gateway in the cluster receives its replicas' notifications.
 	Port = 8890
 

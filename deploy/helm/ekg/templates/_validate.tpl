@@ -4,7 +4,7 @@
 {{- $own := dict "listen" "service.port" "launcher" "nothing: kernels are pods" "kubeconfig" "nothing: gateways run in the cluster"
   "kube-context" "nothing: gateways run in the cluster" "kube-namespace" "kernels.namespace" "supervisor-image" "image"
   "master-key-file" "masterKey.existingSecret" "second-master-key-file" "masterKey.existingSecret" "kube-policy" "policy" "jobs-dir" "jobs.claim"
-  "kernelspec-dir" "kernelspecs" "kube-peers" "nothing: replicas find each other" "pod-ip" "nothing: replicas find each other"
+  "kernelspec-dir" "kernelspecs"
   "metrics-listen" "metrics.enabled" "token" "authToken" "token-file" "token.existingSecret" "users-file" "users.file"
   "flavors" "flavors.list" "flavors-as-kernelspecs" "flavors.asKernelspecs"
   "auth-token-review" "users.tokenReview" "tls-cert" "tls.existingSecret" "tls-key" "tls.existingSecret" -}}

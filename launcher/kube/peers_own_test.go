@@ -1,0 +1,61 @@
+package kube
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// TestFindPeers: a gateway's own pod has the labels of gateways, and the name or the address of this machine.
+func TestFindPeers(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	if at := addressTowards(t.Context(), "https://127.0.0.1:6443", log); at != "" {
+		t.Errorf("other machines reach this one at %s", at)
+	}
+	c := newTestCluster(t)
+	var said lockedBuffer
+	l := openTest(t, c, func(o *Options, _ *timing) { o.Log = slog.New(slog.NewTextHandler(&said, nil)) })
+	add := func(name, ip string, labels map[string]string) {
+		t.Helper()
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: labels},
+			Status: corev1.PodStatus{PodIP: ip}}
+		if _, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found := func(what string, want *peers) {
+		t.Helper()
+		got, err := l.findPeers(t.Context())
+		if err != nil || (got == nil) != (want == nil) || got != nil && *got != *want {
+			t.Errorf("%s: got %+v, %v", what, got, err)
+		}
+	}
+	found("no pod", nil)
+	add(host, "10.1.2.3", nil)
+	add("another", "10.1.2.4", gatewayLabels)
+	found("other labels", nil)
+	if !strings.Contains(said.String(), "labels of gateways") {
+		t.Errorf("the log has %s", said.String())
+	}
+	if err := c.CoreV1().Pods("ns").Delete(t.Context(), host, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	add(host, "10.1.2.3", gatewayLabels)
+	found("by name", &peers{"ns", "10.1.2.3"})
+	l.opts.Cluster.forward = &rest.Config{}
+	found("outside the cluster", nil)
+	l.opts.Cluster.forward = nil
+	c.refuse("list", "pods", apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no")))
+	found("without the right", nil)
+}
