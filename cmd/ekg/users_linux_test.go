@@ -31,7 +31,6 @@ func TestLoad_Users(t *testing.T) {
 	}
 	for _, good := range []map[string][]string{
 		file, oidc, hub, with(file, "auth-token-review", "true"), with(file, "admin-user", "ann"),
-		with(oidc, "oidc-groups-claim", "groups"),
 		with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg"),
 	} {
 		if s, err := settings.Load(sourcesOf(good, nil)); err != nil || len(s.UserSources()) == 0 {

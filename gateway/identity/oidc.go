@@ -17,14 +17,16 @@ import (
 
 // OIDCOptions configures an OpenID Connect issuer.
 type OIDCOptions struct {
-	Issuer      string // URL, exactly as it stands in tokens
-	Audience    string // that tokens must have
-	NameClaim   string // claim with the user's name; "" for sub
-	GroupsClaim string // claim with the user's groups; "" for no groups
+	Issuer    string // URL, exactly as it stands in tokens
+	Audience  string // that tokens must have
+	NameClaim string // claim with the user's name; "" for sub
 
 	// MaxAge is how long after its issue (iat) a token is accepted at most; 0: until it expires.
 	MaxAge time.Duration
 }
+
+// groupsClaim is the claim with the user's groups, as issuers usually name it. A token without it has no groups.
+const groupsClaim = "groups"
 
 // Times of an issuer's keys.
 const (
@@ -124,14 +126,14 @@ func (o *OIDC) read(claims map[string]json.RawMessage) (User, error) {
 	if o.opts.NameClaim == "email" && string(claims["email_verified"]) != "true" {
 		return u, fmt.Errorf("%w: its address is not verified (claim email_verified)", ErrUnknown)
 	}
-	groups, ok := claims[o.opts.GroupsClaim]
-	if !ok || o.opts.GroupsClaim == "" {
+	groups, ok := claims[groupsClaim]
+	if !ok {
 		return u, nil
 	}
 	if err := json.Unmarshal(groups, &u.Groups); err != nil {
 		var one string
 		if err := json.Unmarshal(groups, &one); err != nil {
-			return u, fmt.Errorf("%w: its claim %s is not a list of strings", ErrUnknown, o.opts.GroupsClaim)
+			return u, fmt.Errorf("%w: its claim %s is not a list of strings", ErrUnknown, groupsClaim)
 		}
 		u.Groups = []string{one}
 	}

@@ -112,8 +112,7 @@ func TestOIDC(t *testing.T) {
 	i := newIssuer(t)
 	rsaKey, ecKey := i.newKey("r", jose.RS256, true), i.newKey("e", jose.ES256, true)
 	foreign := i.newKey("r", jose.RS256, false) // the name of a key proves nothing
-	source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", NameClaim: "preferred_username",
-		GroupsClaim: "groups"})
+	source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", NameClaim: "preferred_username"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,11 +91,6 @@ var gatewaySettings = []Group{
 			Usage: "claim of the issuer's tokens with the name of the user",
 		},
 		{
-			Name: "oidc-groups-claim", Env: []string{"EKG_OIDC_GROUPS_CLAIM"}, defDoc: "none",
-			value: text(func(s *Settings) *string { return &s.OIDC.GroupsClaim }),
-			Usage: "claim of the issuer's tokens with the groups of the user",
-		},
-		{
 			Name: "oidc-max-token-age", Env: []string{"EKG_OIDC_MAX_TOKEN_AGE"}, def: "0s",
 			value: duration(func(s *Settings) *time.Duration { return &s.OIDC.MaxAge }),
 			Usage: "greatest age of a token of the issuer; 0: tokens are accepted until they expire. Until then a signed " +

@@ -18,6 +18,7 @@ var removed = map[string]string{
 	"keep-endings":            "the cluster keeps the reasons of ends for 7 days",
 	"kube-burst":              "a gateway sends at most 200 requests at once to the API server",
 	"kube-peers":              "gateways in a cluster find each other by the labels of the manifests and the chart",
+	"oidc-groups-claim":       "groups are read from the claim groups; let the issuer map another claim to it",
 	"pod-ip":                  "a gateway in a cluster finds the address of its own pod",
 	"kube-qps":                "a gateway sends at most 100 requests a second to the API server",
 	"local-gpu-shares":        "use a flavor with replica in the file of --flavors; see docs/gpus.md",

@@ -69,7 +69,6 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 		there bool
 	}{
 		{"oidc-audience", s.OIDC.Audience != "", "oidc-issuer", s.OIDC.Issuer != ""},
-		{"oidc-groups-claim", s.OIDC.GroupsClaim != "", "oidc-issuer", s.OIDC.Issuer != ""},
 		{"oidc-max-token-age", s.OIDC.MaxAge > 0, "oidc-issuer", s.OIDC.Issuer != ""},
 		{"auth-token-audience", len(s.TokenAudiences) > 0, "auth-token-review", s.TokenReview},
 		{"admin-user", len(s.Identity.AdminUsers) > 0, anySource, len(sources) > 0},
