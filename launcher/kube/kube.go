@@ -134,7 +134,7 @@ func realTiming() timing {
 			release:  true,
 		},
 		decision:    20 * time.Second,
-		rights:      time.Minute,
+		rights:      5 * time.Minute,
 		firstRedial: 50 * time.Millisecond,
 		lastRedial:  5 * time.Second,
 		now:         time.Now,
@@ -246,7 +246,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
-	at, err := l.findPeers(ctx)
+	asking, asked := l.apiContext(ctx)
+	at, err := o.Cluster.findPeers(asking, l.log)
+	asked()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 	}

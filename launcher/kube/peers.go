@@ -36,22 +36,19 @@ const longestHost = 63
 
 // findPeers returns where this gateway's replicas are. It returns nil if this gateway has none: outside the cluster, in
 // a pod without the labels of gateways, or without the right to list its namespace's pods.
-func (l *Launcher) findPeers(ctx context.Context) (*peers, error) {
-	c := l.opts.Cluster
+func (c *Cluster) findPeers(ctx context.Context, log *slog.Logger) (*peers, error) {
 	if !c.Inside() {
 		return nil, nil
 	}
-	asking, cancel := l.apiContext(ctx)
-	defer cancel()
-	pods, err := c.client.CoreV1().Pods(c.Namespace).List(asking, metav1.ListOptions{LabelSelector: replicas.Selector})
+	pods, err := c.client.CoreV1().Pods(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: replicas.Selector})
 	switch {
 	case apierrors.IsForbidden(err):
-		l.log.Warn("this gateway may not list the gateways' pods, so it knows no other gateway", logkey.Err, err)
+		log.Warn("this gateway may not list the gateways' pods, so it knows no other gateway", logkey.Err, err)
 		return nil, nil
 	case err != nil:
 		return nil, err
 	}
-	host, address := hostName(l.log), addressTowards(asking, c.Host, l.log)
+	host, address := hostName(log), addressTowards(ctx, c.Host, log)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		switch {
@@ -63,7 +60,7 @@ func (l *Launcher) findPeers(ctx context.Context) (*peers, error) {
 			return nil, errors.New("the address of this gateway's pod is not known yet")
 		}
 	}
-	l.log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway", logkey.Namespace,
+	log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway", logkey.Namespace,
 		c.Namespace)
 	return nil, nil
 }

@@ -25,7 +25,8 @@ func TestFindPeers(t *testing.T) {
 	}
 	c := newTestCluster(t)
 	var said lockedBuffer
-	l := openTest(t, c, func(o *Options, _ *timing) { o.Log = slog.New(slog.NewTextHandler(&said, nil)) })
+	log = slog.New(slog.NewTextHandler(&said, nil))
+	cluster := &Cluster{client: c.Clientset, Namespace: "ns"}
 	add := func(name, ip string, labels map[string]string) {
 		t.Helper()
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: labels},
@@ -36,7 +37,7 @@ func TestFindPeers(t *testing.T) {
 	}
 	found := func(what string, want *peers) {
 		t.Helper()
-		got, err := l.findPeers(t.Context())
+		got, err := cluster.findPeers(t.Context(), log)
 		if err != nil || (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("%s: got %+v, %v", what, got, err)
 		}
@@ -53,9 +54,9 @@ func TestFindPeers(t *testing.T) {
 	}
 	add(host, "10.1.2.3", gatewayLabels)
 	found("by name", &peers{"ns", "10.1.2.3"})
-	l.opts.Cluster.forward = &rest.Config{}
+	cluster.forward = &rest.Config{}
 	found("outside the cluster", nil)
-	l.opts.Cluster.forward = nil
+	cluster.forward = nil
 	c.refuse("list", "pods", apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no")))
 	found("without the right", nil)
 }
