@@ -1,20 +1,15 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"os"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -31,56 +26,16 @@ type peers struct {
 	ip        string // of this gateway's own pod
 }
 
-// longestHost is the length to which Kubernetes shortens the name of a pod for its machine.
-const longestHost = 63
-
-// findPeers returns where this gateway's replicas are. It returns nil if this gateway has none: outside the cluster, in
-// a pod without the labels of gateways, or without the right to list its namespace's pods.
+// findPeers returns where this gateway's replicas are, or nil if this gateway has none.
 func (c *Cluster) findPeers(ctx context.Context, log *slog.Logger) (*peers, error) {
 	if !c.Inside() {
 		return nil, nil
 	}
-	pods, err := c.client.CoreV1().Pods(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: replicas.Selector})
-	switch {
-	case apierrors.IsForbidden(err):
-		log.Warn("this gateway may not list the gateways' pods, so it knows no other gateway", logkey.Err, err)
-		return nil, nil
-	case err != nil:
+	ip, err := replicas.FindIP(ctx, c.client.CoreV1().Pods(c.Namespace), c.Host, log)
+	if ip == "" || err != nil {
 		return nil, err
 	}
-	host, address := hostName(log), addressTowards(ctx, c.Host, log)
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		switch {
-		case pod.Name == host && cmp.Or(pod.Status.PodIP, address) != "":
-			return &peers{c.Namespace, cmp.Or(pod.Status.PodIP, address)}, nil
-		case address != "" && (pod.Status.PodIP == address || len(pod.Name) > longestHost && strings.HasPrefix(pod.Name, host)):
-			return &peers{c.Namespace, address}, nil
-		case pod.Name == host:
-			return nil, errors.New("the address of this gateway's pod is not known yet")
-		}
-	}
-	log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway", logkey.Namespace,
-		c.Namespace)
-	return nil, nil
-}
-
-// addressTowards returns the address of this machine on the way to a URL, and sends nothing. It returns "" if there is
-// no such address that other machines reach.
-func addressTowards(ctx context.Context, to string, log *slog.Logger) string {
-	u, err := url.Parse(to)
-	if err == nil {
-		var conn net.Conn
-		if conn, err = new(net.Dialer).DialContext(ctx, "udp", net.JoinHostPort(u.Hostname(), "443")); err == nil {
-			defer conn.Close()
-			if at, ok := conn.LocalAddr().(*net.UDPAddr); ok && !at.IP.IsLoopback() {
-				return at.IP.String()
-			}
-			return ""
-		}
-	}
-	log.Debug("the address of this machine is not known", logkey.Err, err)
-	return ""
+	return &peers{c.Namespace, ip}, nil
 }
 
 // joinReplicas makes this gateway and its replicas know each other, and begins to receive their notifications.

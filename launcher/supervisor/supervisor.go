@@ -23,8 +23,8 @@
 // the handler waits for. With a child, Serve accepts the child's connections, and Run also starts a saver of the state.
 //
 // State: stateMutex guards it. Unlock commits a change: it wakes those who follow the changed parts (commit.go).
-// Methods whose names end in Locked need the lock. operations and ownRequests have locks of their own,
-// under which no other is taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
+// Methods whose names end in Locked need the lock. operations and ownRequests have locks of their own, under which no
+// other is taken. Lock order: Supervisor.mu first, then the log's, a gate's, a connection's, or that of the process or
 // container. No goroutine waits for a peer while it holds Supervisor.mu.
 package supervisor
 

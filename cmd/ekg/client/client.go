@@ -122,8 +122,8 @@ func (p Program) refuseUsages(commands []*cli.Command) {
 	}
 }
 
-// refuseUsage returns an error of the parser. For a flag that earlier builds had, it says what to use instead, and for a
-// duration how one is written.
+// refuseUsage returns an error of the parser. For a flag that earlier builds had, it says what to use instead, and
+// for a duration how one is written.
 func (p Program) refuseUsage(c *cli.Context, err error, _ bool) error {
 	for _, f := range c.Command.Flags {
 		d, ok := f.(*cli.DurationFlag)

@@ -259,8 +259,8 @@ func (s *seenMachines) add(o any) {
 const (
 	missingNodes = "The gateway may not list and watch nodes, so totals are unknown. The component watch-gpus gives it " +
 		"that right."
-	missingPods = "The gateway may not list and watch the pods of the cluster, so GPUs that other pods hold count as free. " +
-		"The component watch-gpus gives it that right."
+	missingPods = "The gateway may not list and watch the pods of the cluster, so GPUs that other pods hold count as " +
+		"free. The component watch-gpus gives it that right."
 )
 
 func missing(what string, err error) string {

@@ -22,7 +22,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
-// ReturnLimit is how long a child may be away before its kernel counts as lost. A living child dials again in this time.
+// ReturnLimit is how long a child may be away before its kernel counts as lost. A living child dials again in that
+// time.
 const ReturnLimit = 2 * time.Second
 
 // ReasonLimit takes the place of ReturnLimit in a pod, where the cluster reports why a container has ended. The kubelet

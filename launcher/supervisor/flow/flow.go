@@ -137,8 +137,8 @@ const (
 func isClose(p []byte) bool { return len(p) <= 2+controlMax && len(p) > 0 && p[0] == final|Close }
 
 // WriteFrame writes one whole frame, past the websocket library, whose frames it never divides. The payload has several
-// parts, which are not kept. Large ones are not copied. After Cork it may only gather the bytes. Nothing follows a close
-// frame. The payload of a control frame has at most 125 bytes.
+// parts, which are not kept. Large ones are not copied. After Cork it may only gather the bytes. Nothing follows a
+// close frame. The payload of a control frame has at most 125 bytes.
 func (f *Conn) WriteFrame(opcode byte, parts ...[]byte) error {
 	size := 0
 	for _, part := range parts {

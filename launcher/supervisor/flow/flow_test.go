@@ -62,8 +62,8 @@ func TestConn_Deadline(t *testing.T) {
 	}
 }
 
-// TestConn_BusyMachine: a write that takes long on a busy machine is no progress of the peer while the buffers have room.
-// Otherwise each ping to a silent peer could keep its connection for longer.
+// TestConn_BusyMachine: a write that takes long on a busy machine is no progress of the peer while the buffers have
+// room. Otherwise each ping to a silent peer could keep its connection for longer.
 func TestConn_BusyMachine(t *testing.T) {
 	for _, tt := range []struct {
 		owed     int64

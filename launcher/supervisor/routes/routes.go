@@ -1,6 +1,6 @@
 // Package routes is the HTTP side of a gateway for exactly one kernel: its routes, who may use them, and the statuses
-// of errors. Package supervisor is the Kernel behind them, and serves the kernel's websocket itself. Begin with New. The
-// package starts no goroutine.
+// of errors. Package supervisor is the Kernel behind them, and serves the kernel's websocket itself. Begin with New.
+// The package starts no goroutine.
 package routes
 
 import (
