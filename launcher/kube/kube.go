@@ -246,9 +246,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
-	asking, asked := l.apiContext(ctx)
-	at, err := o.Cluster.findPeers(asking, l.log)
-	asked()
+	at, err := o.Cluster.findPeers(ctx, l.apiContext, l.log)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 	}

@@ -27,11 +27,12 @@ type peers struct {
 }
 
 // findPeers returns where this gateway's replicas are, or nil if this gateway has none.
-func (c *Cluster) findPeers(ctx context.Context, log *slog.Logger) (*peers, error) {
+func (c *Cluster) findPeers(ctx context.Context, bound func(context.Context) (context.Context, context.CancelFunc),
+	log *slog.Logger) (*peers, error) {
 	if !c.Inside() {
 		return nil, nil
 	}
-	ip, err := replicas.FindIP(ctx, c.client.CoreV1().Pods(c.Namespace), c.Host, log)
+	ip, err := replicas.FindIP(ctx, bound, c.client.CoreV1().Pods(c.Namespace), c.Host, log)
 	if ip == "" || err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -33,7 +34,7 @@ func TestFindPeers(t *testing.T) {
 	}
 	found := func(what string, want *peers) {
 		t.Helper()
-		got, err := cluster.findPeers(t.Context(), log)
+		got, err := cluster.findPeers(t.Context(), context.WithCancel, log)
 		if err != nil || (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("%s: got %+v, %v", what, got, err)
 		}

@@ -1,56 +1,83 @@
 package replicas
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// longestHost is the length to which Kubernetes shortens the name of a pod for its machine.
-const longestHost = 63
+const (
+	longestHost = 63                     // length to which Kubernetes shortens the name of a pod for its machine
+	addressWait = 10 * time.Second       // for an answer of the API server, and for addresses that pods do not have yet
+	addressPoll = 250 * time.Millisecond // between two looks
+)
 
 // FindIP returns the IP of this gateway's own pod among the pods with the labels of gateways. The pod has the name of
 // this machine, or the machine's address on the way to the API server at a URL. FindIP returns "" if this gateway has
-// no such pod, or no right to list pods, and says so in the log.
-func FindIP(ctx context.Context, pods corev1client.PodInterface, server string, log *slog.Logger) (string, error) {
-	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: Selector})
-	switch {
-	case apierrors.IsForbidden(err):
-		log.Warn("this gateway may not list the gateways' pods, so it knows no other gateway", logkey.Err, err)
-		return "", nil
-	case err != nil:
-		return "", err
-	}
+// no such pod, or no right to list pods, and says so in the log. A pod's address is known moments after its start, so
+// FindIP looks again for addressWait while one has none. bound limits each request.
+func FindIP(ctx context.Context, bound func(context.Context) (context.Context, context.CancelFunc),
+	pods corev1client.PodInterface, server string, log *slog.Logger) (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		log.Debug("this machine has no name", logkey.Err, err)
 	}
 	address := addressTowards(ctx, server, log)
-	for i := range list.Items {
-		pod := &list.Items[i]
+	for until := time.Now().Add(addressWait); ; {
+		asking, cancel := bound(ctx)
+		list, err := pods.List(asking, metav1.ListOptions{LabelSelector: Selector})
+		cancel()
+		last := time.Now().After(until)
 		switch {
-		case pod.Name == host && cmp.Or(pod.Status.PodIP, address) != "":
-			return cmp.Or(pod.Status.PodIP, address), nil
-		case pod.Name == host:
-			return "", errors.New("the address of this gateway's pod is not known yet")
-		case address == "":
-		case pod.Status.PodIP == address, len(pod.Name) > longestHost && strings.HasPrefix(pod.Name, host):
-			return address, nil
+		case apierrors.IsForbidden(err):
+			log.Warn("this gateway may not list the gateways' pods, so it knows no other gateway", logkey.Err, err)
+			return "", nil
+		case err != nil && last:
+			return "", err
+		case err == nil:
+			if ip, sure := ownIP(list.Items, host, address); ip != "" && (sure || last) {
+				return ip, nil
+			} else if sure || last {
+				log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway")
+				return "", nil
+			}
+		}
+		if err := goroutines.Sleep(ctx, addressPoll); err != nil {
+			return "", err
 		}
 	}
-	log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway")
-	return "", nil
+}
+
+// ownIP returns the IP of the pod with the name of this machine, or else with its address. sure is false while a pod
+// that may be this one has no address yet: ip is then a guess.
+func ownIP(pods []corev1.Pod, host, address string) (ip string, sure bool) {
+	sure = true
+	for i := range pods {
+		switch pod := &pods[i]; {
+		case pod.Name == host && pod.Status.PodIP == "":
+			return address, false
+		case pod.Name == host, address != "" && pod.Status.PodIP == address:
+			return pod.Status.PodIP, true
+		case pod.Status.PodIP == "":
+			sure = false
+			if len(pod.Name) > longestHost && strings.HasPrefix(pod.Name, host) {
+				ip = address
+			}
+		}
+	}
+	return ip, sure
 }
 
 // addressTowards returns the address of this machine on the way to a URL, and sends nothing. It returns "" if there is
