@@ -5,13 +5,17 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -114,4 +118,37 @@ func TestGPUs_Missing(t *testing.T) {
 	c.refuse("list", "nodes", apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
 	c.allow("nodes", "pods")
 	missing("nodes cannot be listed", "cannot list the nodes: ")
+}
+
+// TestGPUs_Unknown: an API server that cannot say what the gateway may do has taken no right.
+func TestGPUs_Unknown(t *testing.T) {
+	c := newTestCluster(t)
+	var log lockedBuffer
+	c.refuse("create", "selfsubjectaccessreviews", apierrors.NewInternalError(errors.New("away")))
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		tm.rights, o.Log = time.Millisecond, slog.New(slog.NewTextHandler(&log, nil))
+	})
+	missing := func(what string) (text string) {
+		t.Helper()
+		view, err := l.ViewGPUs(t.Context())
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		return strings.Join(view.Missing, "\n")
+	}
+	if text := missing("at first"); !strings.Contains(text, "does not say whether the gateway may watch the nodes: ") {
+		t.Errorf("missing at first: %s", text)
+	}
+	c.allow("nodes", "pods", "resourceslices", "resourceclaims")
+	eventually(t, "all is seen", func() bool { return missing("with all rights") == "" })
+	reviews := new(atomic.Int64)
+	c.PrependReactor("create", "selfsubjectaccessreviews", func(k8stesting.Action) (bool, runtime.Object, error) {
+		reviews.Add(1)
+		return true, &authorizationv1.SelfSubjectAccessReview{
+			Status: authorizationv1.SubjectAccessReviewStatus{EvaluationError: "no roles are known yet"}}, nil
+	})
+	eventually(t, "all rights were looked at", func() bool { return reviews.Load() > 8 })
+	if text := missing("at last"); text != "" || strings.Contains(log.String(), "may no longer watch") {
+		t.Errorf("missing: %s; the log has %s", text, log.String())
+	}
 }

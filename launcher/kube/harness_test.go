@@ -64,6 +64,7 @@ func newTestCluster(t testing.TB) *testCluster {
 		objects: dynamicfake.NewSimpleDynamicClient(scheme.Scheme)}
 	c.version.Store(100)
 	c.objects.PrependReactor("patch", "*", c.apply)
+	c.allow()
 	c.PrependReactor("*", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if c.broken.Load() && a.GetVerb() != "watch" {
 			return true, nil, errors.New("connection refused")

@@ -2,6 +2,7 @@ package gpuview
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -60,7 +61,7 @@ type Options struct {
 }
 
 // Watch starts the informers of all that the gateway may list and watch. It looks at these rights again after each
-// Review, and starts and ends informers accordingly.
+// Review, and starts and ends informers accordingly. It looks again sooner if the cluster did not say.
 func Watch(ctx context.Context, o Options) *Machines {
 	m := &Machines{o: o, all: []*watchable{
 		{name: "nodes", hint: missingNodes, of: &corev1.Node{}, trim: trimNode, lists: listWatchOf(o.Client.CoreV1().Nodes()),
@@ -75,31 +76,49 @@ func Watch(ctx context.Context, o Options) *Machines {
 			lists:              listWatchOf(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll)),
 			ResourceAttributes: authorizationv1.ResourceAttributes{Group: resourceapi.GroupName, Resource: "resourceclaims"}},
 	}}
-	m.review(ctx)
+	known := m.review(ctx)
 	o.Goroutines.Go(func() {
-		for goroutines.Sleep(o.Life, o.Review) == nil {
-			m.review(o.Life)
+		for {
+			pause := o.Review
+			if !known {
+				pause = min(pause, unknownReview)
+			}
+			if goroutines.Sleep(o.Life, pause) != nil {
+				return
+			}
+			known = m.review(o.Life)
 		}
 	})
 	return m
 }
 
-// review starts informers of what the gateway may watch, and ends those of what it may not watch any more.
-func (m *Machines) review(ctx context.Context) {
+// unknownReview is the pause after which the cluster is asked again for rights of which it did not say anything.
+const unknownReview = 10 * time.Second
+
+// review starts informers of what the gateway may watch, and ends those of what it may not watch any more. It reports
+// whether the cluster said all rights.
+func (m *Machines) review(ctx context.Context) (known bool) {
+	known = true
 	for _, r := range m.all {
 		may, err := m.may(ctx, r)
 		if ctx.Err() != nil {
-			return
+			return false
 		}
 		r.mu.Lock()
 		switch {
 		case err != nil:
-			m.o.Log.Debug("the cluster does not say whether this gateway may watch the "+r.name, logkey.Err, err)
+			known = false
+			if r.informer == nil && r.denied == "" {
+				r.denied = "The cluster does not say whether the gateway may watch the " + r.name + ": " + err.Error()
+				m.o.Log.Warn("the cluster does not say whether this gateway may watch the "+r.name, logkey.Err, err)
+			}
 		case may && r.informer == nil:
 			m.start(r)
 		case may && r.informer.HasSynced():
 			r.denied = "" // the next failure is reported again
-		case !may && r.informer != nil:
+		case !may && r.informer == nil:
+			r.denied = ""
+		case !may:
 			r.stop()
 			r.informer, r.stop, r.denied = nil, nil, ""
 			m.o.Log.Warn("this gateway may no longer watch the " + r.name + ", so notebooks do not announce that a node goes " +
@@ -107,6 +126,7 @@ func (m *Machines) review(ctx context.Context) {
 		}
 		r.mu.Unlock()
 	}
+	return known
 }
 
 // may reports whether the gateway may list and watch a resource in the whole cluster.
@@ -119,6 +139,9 @@ func (m *Machines) may(ctx context.Context, r *watchable) (bool, error) {
 			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
 				ResourceAttributes: &what}}, metav1.CreateOptions{})
 		cancel()
+		if err == nil && !review.Status.Allowed && review.Status.EvaluationError != "" {
+			err = errors.New(review.Status.EvaluationError)
+		}
 		if err != nil || !review.Status.Allowed {
 			return false, err
 		}
@@ -201,7 +224,7 @@ func (m *Machines) start(r *watchable) {
 		stop() // the launcher is closed
 		return
 	}
-	r.informer, r.stop, r.absent = informer, stop, false
+	r.informer, r.stop, r.absent, r.denied = informer, stop, false, ""
 }
 
 // seenMachines is what the informers know.
@@ -232,10 +255,10 @@ func (r *watchable) lacking() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.informer == nil:
-		return r.hint
 	case r.denied != "":
 		return r.denied
+	case r.informer == nil:
+		return r.hint
 	case r.absent:
 		return ""
 	}
