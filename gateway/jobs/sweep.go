@@ -22,13 +22,13 @@ func (m *Manager) sweep(ctx context.Context) error {
 	var failed []error
 	for i := range all {
 		s := &all[i]
-		holders[s.Holder] = true
 		ids, err := s.pieces()
 		if err != nil {
 			failed, damaged[s.ID] = append(failed, err), true
 		}
 		maps.Copy(named, ids)
 		if !s.ended() {
+			holders[s.Holder] = true
 			continue
 		}
 		kept[s.Owner]++
