@@ -40,13 +40,13 @@ const (
 
 // FlavorRequest is what a flavor asks for in a pod.
 type FlavorRequest struct {
-	// Counted is the resource that says how many GPUs or units are asked for, amount how many; "" for a claim and for
-	// nothing. others depend on it.
+	// Counted is the resource that says how many GPUs or units are asked for, Amount how many; "" for a claim and for
+	// nothing. Others depend on it.
 	Counted corev1.ResourceName
 	Amount  int64
 	Others  map[corev1.ResourceName]int64
 
-	// scalable: KERNEL_GPUS may change amount.
+	// Scalable: KERNEL_GPUS may change Amount.
 	Scalable bool
 
 	Template string // of the resource claim; "" for none

@@ -43,7 +43,7 @@ func escapeOwner(name string) string {
 	return b.String()
 }
 
-// joinsOwner reports whether ownerMark may follow this text in the name of an object. No label of a name may begin
+// joinsOwner reports whether OwnerMark may follow this text in the name of an object. No label of a name may begin
 // with '-'.
 func joinsOwner(before string) bool {
 	return before != "" && strings.Contains("-0123456789abcdefghijklmnopqrstuvwxyz", before[len(before)-1:])
@@ -113,7 +113,7 @@ func safeSum(text string) string {
 	return hex.EncodeToString(sum[:])[:safeDigits]
 }
 
-// forOwner returns the patterns with ownerMark replaced. Without an owner it drops the patterns that need one.
+// forOwner returns the patterns with OwnerMark replaced. Without an owner it drops the patterns that need one.
 func (p Patterns) forOwner(owner string, names OwnerNames) Patterns {
 	if !slices.ContainsFunc(p, hasOwnerMark) {
 		return p
@@ -147,7 +147,7 @@ type ruleList struct {
 
 func (l ruleList) path() string { return l.under + "." + l.key }
 
-// ownerLists returns the lists of patterns in which ownerMark has a meaning.
+// ownerLists returns the lists of patterns in which OwnerMark has a meaning.
 func (b *Bounds) ownerLists(under string) []ruleList {
 	return []ruleList{
 		{under, "configMaps", b.ConfigMaps},
@@ -157,13 +157,13 @@ func (b *Bounds) ownerLists(under string) []ruleList {
 	}
 }
 
-// ownerLists returns the lists of patterns in which ownerMark has a meaning.
+// ownerLists returns the lists of patterns in which OwnerMark has a meaning.
 func (p *Policy) ownerLists() []ruleList {
 	return slices.Concat(p.Kernelspecs.ownerLists("kernelspecs"), p.Clients.ownerLists("clients"),
 		[]ruleList{{"kernelspecs", "serviceAccountTokens", p.Kernelspecs.ServiceAccountTokens}})
 }
 
-// otherLists returns the lists of patterns in which ownerMark has no meaning.
+// otherLists returns the lists of patterns in which OwnerMark has no meaning.
 func (p *Policy) otherLists() []ruleList {
 	const under = "kernelspecs"
 	return []ruleList{
@@ -179,7 +179,7 @@ func (p *Policy) otherLists() []ruleList {
 }
 
 // ownerProblems calls report for each pattern of a policy by which a user could get what belongs to another user. It
-// also reports each ownerMark that has no meaning where it is.
+// also reports each OwnerMark that has no meaning where it is.
 func (p *Policy) ownerProblems(report func(l ruleList, i int, text string)) {
 	for _, l := range p.otherLists() {
 		for i, pattern := range l.patterns {
@@ -209,8 +209,8 @@ func (p *Policy) ownerProblems(report func(l ruleList, i int, text string)) {
 	}
 }
 
-// ownerProblem returns what is wrong with a pattern that has ownerMark, or "". In a valid pattern the text before
-// ownerMark is fixed, and no written name has a '.'. So no name of an object matches for two owners.
+// ownerProblem returns what is wrong with a pattern that has OwnerMark, or "". In a valid pattern the text before
+// OwnerMark is fixed, and no written name has a '.'. So no name of an object matches for two owners.
 func ownerProblem(pattern string) string {
 	before, after, _ := strings.Cut(pattern, OwnerMark)
 	upToStar, _, star := strings.Cut(after, "*")
@@ -228,7 +228,7 @@ func ownerProblem(pattern string) string {
 	return ""
 }
 
-// overlap reports whether two patterns with ownerMark may match the same name for different owners.
+// overlap reports whether two patterns with OwnerMark may match the same name for different owners.
 func overlap(a, b string) bool {
 	beforeA, afterA, _ := strings.Cut(a, OwnerMark)
 	beforeB, afterB, marked := strings.Cut(b, OwnerMark)
@@ -292,7 +292,7 @@ func (p *Policy) CommonRules() []string {
 	return found
 }
 
-// mayBeUsers reports whether a pattern with ownerMark in the list may match this name too.
+// mayBeUsers reports whether a pattern with OwnerMark in the list may match this name too.
 func (l ruleList) mayBeUsers(name string) bool {
 	return slices.ContainsFunc(l.patterns, func(pattern string) bool {
 		before, _, marked := strings.Cut(pattern, OwnerMark)
@@ -300,7 +300,7 @@ func (l ruleList) mayBeUsers(name string) bool {
 	})
 }
 
-// ownerTexts calls do with each text of the extension in which ownerMark has a meaning, and with its key. The text is
+// ownerTexts calls do with each text of the extension in which OwnerMark has a meaning, and with its key. The text is
 // set to the result.
 func (e *Extension) ownerTexts(do func(key, text string) string) {
 	for _, part := range []struct {
@@ -372,7 +372,7 @@ func eachText(v reflect.Value, path string, do func(path, text string) string) {
 	}
 }
 
-// fillOwner replaces ownerMark in the extension by the owner's name, and returns the texts where that is impossible.
+// fillOwner replaces OwnerMark in the extension by the owner's name, and returns the texts where that is impossible.
 func (e *Extension) fillOwner(owner string, names OwnerNames) []refusal {
 	var found []refusal
 	written := names.of(owner)

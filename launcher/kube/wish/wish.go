@@ -36,7 +36,7 @@ type Extension struct {
 	Launcher string                `json:"launcher,omitempty"` // kernelspecs.Spec.Launcher has it
 	Flavor   string                `json:"flavor,omitempty"`   // the gateway has read it
 	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
-	Warm     int                   `json:"warm,omitempty"`     // see WarmKind
+	Warm     int                   `json:"warm,omitempty"`     // kernels that are kept ready
 
 	Cull   kernelspecs.CullTimes `json:"cull,omitzero"`
 	Limits kernelspecs.Limits    `json:"limits,omitzero"`
@@ -45,12 +45,12 @@ type Extension struct {
 	ImagePullPolicy  corev1.PullPolicy             `json:"imagePullPolicy,omitempty"`
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	ImageKernelspec  string                        `json:"imageKernelspec,omitempty"` // whose argv is run, in the image
-	Entrypoint       string                        `json:"entrypoint,omitempty"`      // "" or entrypointKeep
+	Entrypoint       string                        `json:"entrypoint,omitempty"`      // "" or EntrypointKeep
 	WorkingDir       string                        `json:"workingDir,omitempty"`
 
 	Resources      corev1.ResourceRequirements `json:"resources,omitempty"`
 	ResourceClaims []corev1.PodResourceClaim   `json:"resourceClaims,omitempty"`
-	ShmSize        *resource.Quantity          `json:"shmSize,omitempty"` // of /dev/shm; nil: see sharedMemory
+	ShmSize        *resource.Quantity          `json:"shmSize,omitempty"` // of /dev/shm; nil: see podbuild
 
 	NodeSelector      map[string]string   `json:"nodeSelector,omitempty"`
 	Tolerations       []corev1.Toleration `json:"tolerations,omitempty"`
@@ -98,7 +98,7 @@ func podPath(key string) string {
 	return overlayPath + ".spec." + key
 }
 
-// Read decodes metadata.ekg for a kernel of this owner and checks it against the p. Problems have the line of
+// Read decodes metadata.ekg for a kernel of this owner and checks it against the policy. Problems have the line of
 // their key. A kernelspec without any key for pods may be meant for processes of this machine, and needs no image. Nor
 // does one if there is an image for kernelspecs that name none.
 func (p *Policy) Read(spec kernelspecs.Spec, owner, image string) (Extension, []kernelspecs.Problem) {
