@@ -97,6 +97,12 @@ func TestLease_Paused(t *testing.T) {
 		records, kernel := &launchertest.MemoryRecords{}, newPrinter(5, 100)
 		kernel.quiet = 10 * time.Minute
 		slow := &pausable{MemoryRecords: records}
+		var lost atomic.Bool
+		slow.wrote = func(_ *pausable, _, now launcher.Record) {
+			if lost.Load() && now.Kind == kindJob {
+				t.Errorf("the paused gateway has written %s", now.Data)
+			}
+		}
 		a, endA := kernel.newRunner(slow)
 		id := submit(t, a, cells(2))
 		time.Sleep(5 * time.Minute)
@@ -105,12 +111,8 @@ func TestLease_Paused(t *testing.T) {
 		if holderOf(t, a, id) != a.name {
 			t.Error("a job of a living gateway was taken")
 		}
-		slow.wrote = func(_ *pausable, _, now launcher.Record) {
-			if now.Kind == kindJob {
-				t.Errorf("the paused gateway has written %s", now.Data)
-			}
-		}
 		slow.pause()
+		lost.Store(true)
 		time.Sleep(realTiming.lease + 3*realTiming.scan)
 		if a.hold(id) == nil || holderOf(t, b, id) != b.name {
 			t.Error("the job of a paused gateway was not taken")

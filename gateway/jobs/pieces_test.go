@@ -232,12 +232,13 @@ type failing struct {
 }
 
 func (f *failing) fails() bool {
-	if f.failed || !f.dies() {
-		return false
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.dead, f.failed = false, true
+	f.left--
+	if f.failed || f.left >= 0 {
+		return false
+	}
+	f.failed = true
 	return true
 }
 
