@@ -174,8 +174,8 @@ func ownGoroutines() int {
 // TestSteadyState: the requests of a gateway depend on its users' actions and not on the number of kernels. There is
 // one request every five seconds for the reaper's lease. There is one list of pods for every ten seconds in which
 // kernels are listed. A pod is patched when its kernel was idle for five minutes, and when the kernel becomes busy
-// again. A real cluster also gets the watches again every five to ten minutes: of pods and of events for each
-// namespace, and of the replicas.
+// again. Every five minutes the gateway asks what it may watch. A real cluster also gets the watches again every five
+// to ten minutes: of pods and of events for each namespace, and of the replicas.
 func TestSteadyState(t *testing.T) {
 	few, many := askedBy(t, 10), askedBy(t, 200)
 	for i, want := range []struct {
@@ -187,6 +187,9 @@ func TestSteadyState(t *testing.T) {
 		{"ten kernels busy and idle", map[string]int{"update leases": 24, "list pods": 12, "patch pods": 10}},
 	} {
 		for _, asked := range []map[string]int{few[i], many[i]} {
+			if asked["create selfsubjectaccessreviews"] <= 4 { // of nodes, pods, slices and claims, in one phase of three
+				delete(asked, "create selfsubjectaccessreviews")
+			}
 			if asked["get pods"] <= want.asked["patch pods"] { // a list may find a change before the watch brings it
 				delete(asked, "get pods")
 			}
