@@ -40,7 +40,7 @@ func (l *Launcher) list(ctx context.Context, wantedLocked func(*kernel) bool) ([
 			continue
 		}
 		all = append(all, launcher.Kernel{})
-		if !l.inMemoryLocked(k) {
+		if !k.inMemoryLocked() {
 			slow[len(all)-1] = k
 			continue
 		}
@@ -69,7 +69,7 @@ func (l *Launcher) list(ctx context.Context, wantedLocked func(*kernel) bool) ([
 }
 
 // inMemoryLocked reports whether the kernel can be described without a look at its folder.
-func (l *Launcher) inMemoryLocked(k *kernel) bool {
+func (k *kernel) inMemoryLocked() bool {
 	return k.gone == nil && k.notesKnownLocked() && k.hasAnswerLocked() && !k.supervisorAwayLocked()
 }
 

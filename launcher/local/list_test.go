@@ -101,7 +101,7 @@ func TestList_FromMemory(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.kernels.ordered {
-		if !l.inMemoryLocked(k) {
+		if !k.inMemoryLocked() {
 			t.Errorf("the next list would look at the folder of kernel %s", k.id)
 		}
 	}

@@ -37,15 +37,13 @@ type logBounds struct {
 	recounts chan struct{} // capacity 1: kernels or the sizes of their logs have changed
 	soon     chan struct{} // capacity 1: the same, but not urgent
 	log      *slog.Logger
-	lock     sync.Locker // the launcher's
-	// logs returns the kernels that have a log or will have one, and their logs.
-	logsLocked func() ([]*kernel, []logs.Log)
+	lock     sync.Locker // Launcher.mu
+	kernels  *registry   // guarded by lock
 }
 
 func newLogBounds(l *Launcher) *logBounds {
 	return &logBounds{Shares: logs.NewShares(l.opts.LogTotal, l.opts.LogLimit), dir: l.layout.kernels(),
-		recounts: make(chan struct{}, 1), soon: make(chan struct{}, 1), log: l.log, lock: &l.mu,
-		logsLocked: l.kernels.logs}
+		recounts: make(chan struct{}, 1), soon: make(chan struct{}, 1), log: l.log, lock: &l.mu, kernels: &l.kernels}
 }
 
 // measure adapts the bounds to the free space.
@@ -53,7 +51,7 @@ func (b *logBounds) measure() {
 	free := freeSpace(b.dir) // without the lock, since a disk may hang
 	b.lock.Lock()
 	defer b.lock.Unlock()
-	_, all := b.logsLocked()
+	_, all := b.kernels.logs()
 	b.Measure(free, all)
 }
 
@@ -80,7 +78,7 @@ func (b *logBounds) set(cfg *api.Config) {
 	b.lock.Lock()
 	defer b.lock.Unlock()
 	cfg.LogLimit, cfg.LogKeepFree = b.Start(cfg.Owner, func() []logs.Log {
-		_, all := b.logsLocked()
+		_, all := b.kernels.logs()
 		return all
 	})
 }
@@ -108,7 +106,7 @@ type newLimit struct {
 func (b *logBounds) newLimits() (smaller, larger []newLimit) {
 	b.lock.Lock()
 	defer b.lock.Unlock()
-	kernels, all := b.logsLocked()
+	kernels, all := b.kernels.logs()
 	for i, limit := range b.Limits(all) {
 		switch k := kernels[i]; {
 		case limit == 0 || !k.supervisor.Streaming:
