@@ -21,23 +21,6 @@ import (
 // gpusDir has the locks of the GPUs; see package devices.
 const gpusDir = "gpus"
 
-// lending adapts a Launcher to lend.Kernels.
-type lending struct{ l *Launcher }
-
-// CatchUp makes memory agree with the folders.
-func (g lending) CatchUp(ctx context.Context) error { return g.l.catchUp(ctx) }
-
-// Try starts a kernel that waits, if the GPUs are there that it needs.
-func (g lending) Try(t lend.Turn) (looked bool) {
-	g.l.mu.Lock()
-	k := g.l.kernels.byID[t.ID()]
-	g.l.mu.Unlock()
-	if k == nil || k.place != t.Place {
-		return false // it is being entered at this moment, or has gone
-	}
-	return g.l.tryWaiting(k, t)
-}
-
 // beginWaiting makes a kernel without a supervisor wait for a GPU. The turn and the folder's lock are held.
 func (l *Launcher) beginWaiting(k *kernel, why error) error {
 	since, err := k.place.Store()
@@ -49,7 +32,6 @@ func (l *Launcher) beginWaiting(k *kernel, why error) error {
 	}
 	l.markWaiting(k, since, why)
 	l.log.Info("kernel waits", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, why.Error())
-	l.lender.Wake()
 	return nil
 }
 
@@ -94,10 +76,13 @@ func (l *Launcher) endWaiting(k *kernel) {
 	}
 }
 
-// tryWaiting does the work of Try.
-func (l *Launcher) tryWaiting(k *kernel, t lend.Turn) (looked bool) {
-	if !k.tryTurn() {
-		return false
+// tryWaiting starts a kernel that waits, if the GPUs are there that it needs; see lend.Options.
+func (l *Launcher) tryWaiting(t lend.Turn) (looked bool) {
+	l.mu.Lock()
+	k := l.kernels.byID[t.ID()]
+	l.mu.Unlock()
+	if k == nil || k.place != t.Place || !k.tryTurn() {
+		return false // it is being entered at this moment, has gone, or another goroutine works on it
 	}
 	defer k.giveTurn()
 	folder, err := flock.Folder(k.dir)

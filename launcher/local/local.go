@@ -124,7 +124,7 @@ func realTiming() timing {
 		halfMade:    time.Minute,
 		firstRedial: 20 * time.Millisecond,
 		lastRedial:  5 * time.Second,
-		lendPause:   lend.Pause,
+		lendPause:   time.Second,
 		warmPause:   time.Second,
 		warmFinish:  10 * time.Second,
 		upgradeIdle: upgradeIdle,
@@ -200,7 +200,8 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
-		Env: supervisorEnv(l.environ), Pause: tm.lendPause, Kernels: lending{l}, Now: tm.now, Log: l.log})
+		Env: supervisorEnv(l.environ), Pause: tm.lendPause, Now: tm.now, Log: l.log,
+		CatchUp: l.catchUp, Try: l.tryWaiting})
 	if err != nil {
 		cancel(err)
 		return nil, fmt.Errorf("StateDir: %w", err)

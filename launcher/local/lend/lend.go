@@ -24,9 +24,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Pause is the usual Options.Pause.
-const Pause = time.Second
-
 const (
 	listMaxAge = 30 * time.Second // after it the GPUs are listed again, if a kernel waits
 	lockTime   = 10 * time.Second // for the lock of the GPUs
@@ -36,24 +33,20 @@ const (
 // may have frozen.
 const BusyLimit = 30 * time.Second
 
-// Kernels are those of a launcher.
-type Kernels interface {
-	// CatchUp enters the kernels that other gateways have made wait.
-	CatchUp(ctx context.Context) error
-	// Try starts a kernel that waits, if Lender.LendTo lends it what it needs. It reports whether it could look at the
-	// kernel: another goroutine or gateway may be working on it.
-	Try(t Turn) (looked bool)
-}
-
 // Options says what a Lender lends.
 type Options struct {
 	Dir     string        // of the locks; see package devices
 	Program string        // path of ekg-gpu; "": there are no GPUs
 	Env     []string      // of the program
 	Pause   time.Duration // between two looks for GPUs that other gateways' kernels have given back
-	Kernels Kernels
 	Now     func() time.Time
 	Log     *slog.Logger
+
+	// CatchUp enters the kernels that other gateways have made wait.
+	CatchUp func(context.Context) error
+	// Try starts a kernel that waits, if Lender.LendTo lends it what it needs. It reports whether it could look at the
+	// kernel: another goroutine or gateway may be working on it.
+	Try func(Turn) (looked bool)
 }
 
 // Lender lends the GPUs of a machine. All methods may be called concurrently.
@@ -153,7 +146,7 @@ func (l *Lender) Lend(ctx context.Context, p *Place, prefer []string) (*devices.
 	if p == nil {
 		return nil, nil
 	}
-	if err := l.opts.Kernels.CatchUp(ctx); err != nil {
+	if err := l.opts.CatchUp(ctx); err != nil {
 		return nil, err
 	}
 	return l.lend(ctx, p, prefer, l.promised(p))
@@ -204,7 +197,7 @@ func (l *Lender) Round() bool {
 	if !l.Waits() {
 		return false
 	}
-	if err := l.opts.Kernels.CatchUp(l.ctx); err != nil {
+	if err := l.opts.CatchUp(l.ctx); err != nil {
 		if l.ctx.Err() == nil {
 			l.opts.Log.Warn("no kernel that waits gets a GPU; this is tried again", logkey.Err, err)
 		}
@@ -223,7 +216,7 @@ func (l *Lender) Round() bool {
 		if l.ctx.Err() != nil {
 			return false
 		}
-		looked := l.opts.Kernels.Try(Turn{p, promised})
+		looked := l.opts.Try(Turn{p, promised})
 		l.tried(p, looked, list, promised)
 	}
 	return true

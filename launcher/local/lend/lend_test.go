@@ -32,8 +32,8 @@ func newMachine(t *testing.T, gpus ...string) *machine {
 	for _, uuid := range gpus {
 		list.Devices = append(list.Devices, gpu.Listed{UUID: uuid, Model: "T4", Healthy: true, MemoryTotal: 16 << 30})
 	}
-	l, err := New(t.Context(), Options{Dir: t.TempDir(), Kernels: m, Now: func() time.Time { return m.now },
-		Log: slog.New(slog.DiscardHandler)})
+	l, err := New(t.Context(), Options{Dir: t.TempDir(), Now: func() time.Time { return m.now },
+		Log: slog.New(slog.DiscardHandler), CatchUp: func(context.Context) error { return nil }, Try: m.try})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,9 +43,7 @@ func newMachine(t *testing.T, gpus ...string) *machine {
 	return m
 }
 
-func (m *machine) CatchUp(context.Context) error { return nil }
-
-func (m *machine) Try(turn Turn) bool {
+func (m *machine) try(turn Turn) bool {
 	m.tried = append(m.tried, turn.ID())
 	if m.locks[turn.ID()] {
 		return false
