@@ -86,7 +86,6 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	if err := l.catchUp(ctx); err != nil {
 		return err
 	}
-	unchecked := map[string]*kernel{}
 	l.mu.Lock()
 	held := make([]launcher.Held, 0, len(l.kernels.ordered))
 	for _, k := range l.kernels.ordered {
@@ -94,18 +93,22 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 			h := heldBy(k.rec)
 			k.supervisor.HeldLocked(&h)
 			h.Ending = k.stop != nil
-			held, unchecked[k.id] = append(held, h), k
+			held = append(held, h)
 		}
 	}
 	ended := slices.Collect(maps.Keys(l.kernels.ended))
 	l.mu.Unlock()
+	checked := map[string]bool{} // kernels in held that a look at their folders has found to count
 	for _, k := range ended {
-		again, err := l.checkHeld(ctx, k, start.ID)
+		if k.id == start.ID {
+			continue
+		}
+		again, err := l.checkHeld(ctx, k.id)
 		if err != nil {
 			return err
 		}
 		if again { // it is being restarted
-			held = append(held, heldBy(k.rec))
+			held, checked[k.id] = append(held, heldBy(k.rec)), true
 		}
 	}
 	for {
@@ -115,16 +118,14 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 		}
 		gone := map[string]bool{}
 		for _, id := range verdict.Against {
-			k := unchecked[id]
-			if k == nil {
+			if checked[id] {
 				continue
 			}
-			delete(unchecked, id)
-			counts, err := l.checkHeld(ctx, k, start.ID)
+			counts, err := l.checkHeld(ctx, id)
 			if err != nil {
 				return err
 			}
-			gone[id] = !counts
+			checked[id], gone[id] = counts, !counts
 		}
 		before := len(held)
 		held = slices.DeleteFunc(held, func(h launcher.Held) bool { return gone[h.ID] })
@@ -134,15 +135,12 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	}
 }
 
-// checkHeld reports whether a kernel counts, by its folder. The kernel that is to be started does not.
-func (l *Launcher) checkHeld(ctx context.Context, k *kernel, but string) (bool, error) {
-	if k.id == but {
-		return false, nil
-	}
+// checkHeld reports whether a kernel counts, by its folder.
+func (l *Launcher) checkHeld(ctx context.Context, id string) (bool, error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	counts, err := l.counts(k.id)
+	counts, err := l.counts(id)
 	if err != nil {
 		return false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}

@@ -71,7 +71,7 @@ func countedByMemory(t *testing.T, l *Launcher) (ids []string) {
 	}
 	l.mu.Unlock()
 	for _, k := range ended {
-		counts, err := l.checkHeld(t.Context(), k, "")
+		counts, err := l.checkHeld(t.Context(), k.id)
 		if err != nil {
 			t.Fatal(err)
 		}
