@@ -208,6 +208,35 @@ func (l layout) readRecord(id string) (record, error) {
 	return rec, nil
 }
 
+// readEntry reads a kernel's record. A warm kernel does not exist for callers. An entry that cannot be a kernel is set
+// aside; the error is fs.ErrNotExist then.
+func (l layout) readEntry(id string, log *slog.Logger) (record, error) {
+	rec, err := l.readRecord(id)
+	if err == nil && rec.Warm != "" {
+		return rec, fs.ErrNotExist
+	}
+	var bad *badRecordError
+	if !errors.As(err, &bad) {
+		return rec, err
+	}
+	// The entry may have been created during the read. The gateway that creates it holds the folder's lock until its
+	// supervisor listens.
+	folder, err := flock.Folder(l.kernel(id))
+	if errors.Is(err, flock.ErrBusy) {
+		return l.readRecord(id)
+	}
+	if err != nil {
+		return rec, err
+	}
+	defer flock.Unlock(folder)
+	rec, err = l.readRecord(id)
+	if errors.As(err, &bad) {
+		l.setAside(id, bad, log)
+		return rec, fs.ErrNotExist
+	}
+	return rec, err
+}
+
 // goneError returns the error for a kernel without a folder, with its stored ending if there is one.
 func (l layout) goneError(id string) error {
 	var e storedEnding

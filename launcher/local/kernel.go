@@ -10,7 +10,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -134,7 +133,7 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	if k != nil {
 		return k, false, nil
 	}
-	rec, err := l.readEntry(id)
+	rec, err := l.layout.readEntry(id, l.log)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, false, l.layout.goneError(id)
@@ -150,35 +149,6 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	l.mu.Unlock()
 	l.logs.recount()
 	return k, true, nil
-}
-
-// readEntry reads a kernel's record. A warm kernel does not exist for callers. An entry that cannot be a kernel is set
-// aside; the error is fs.ErrNotExist then.
-func (l *Launcher) readEntry(id string) (record, error) {
-	rec, err := l.layout.readRecord(id)
-	if err == nil && rec.Warm != "" {
-		return rec, fs.ErrNotExist // it is nobody's kernel
-	}
-	var bad *badRecordError
-	if !errors.As(err, &bad) {
-		return rec, err
-	}
-	// The entry may have been created during the read. The gateway that creates it holds the folder's lock until its
-	// supervisor listens.
-	folder, err := flock.Folder(l.layout.kernel(id))
-	if errors.Is(err, flock.ErrBusy) {
-		return l.layout.readRecord(id)
-	}
-	if err != nil {
-		return rec, err
-	}
-	defer flock.Unlock(folder)
-	rec, err = l.layout.readRecord(id)
-	if errors.As(err, &bad) {
-		l.layout.setAside(id, bad, l.log)
-		return rec, fs.ErrNotExist
-	}
-	return rec, err
 }
 
 // awaitFirstStatus waits until the kernel has a status, has ended, or cannot have a status. It waits at most limit.
