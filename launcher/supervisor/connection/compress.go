@@ -87,10 +87,13 @@ func (s *slots) giveBack(owner bool) {
 	}
 }
 
-// compressingUpgrader is upgrader for clients that may get compressed messages.
+// compressingUpgrader is upgrader for clients that may get compressed messages. The library writes a frame in two
+// pieces if it gets more than two buffers at once. A close frame of the reader could come between them. A compressor
+// gives it one block at a time, and a block that gains nothing has less than 64 KiB (RFC 1951, section 3.2.4).
 var compressingUpgrader = func() websocket.Upgrader {
 	u := upgrader
 	u.EnableCompression = true
+	u.WriteBufferSize, u.WriteBufferPool = 32<<10, &sync.Pool{}
 	return u
 }()
 

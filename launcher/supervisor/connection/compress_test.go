@@ -1,10 +1,12 @@
 package connection
 
 import (
+	"bufio"
 	"bytes"
 	"compress/flate"
 	crand "crypto/rand"
 	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -127,6 +129,67 @@ func TestConn_NotCompressed(t *testing.T) {
 	s.append(100 << 10)
 	if _, _, err := s.peer.ReadMessage(); err != nil || read.Load() < 100<<10 {
 		t.Errorf("100 KiB took %d bytes, %v", read.Load(), err)
+	}
+}
+
+// frameConn is the network connection of a hijacked request. It takes everything, and counts the writes that are not
+// one whole frame.
+type frameConn struct {
+	http.ResponseWriter
+	net.Conn
+	whole, pieces int
+}
+
+func (f *frameConn) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return f, bufio.NewReadWriter(bufio.NewReader(f), bufio.NewWriter(f)), nil
+}
+
+func (f *frameConn) Write(p []byte) (int, error) {
+	size := 0
+	switch {
+	case bytes.HasPrefix(p, []byte("HTTP/1.1 101 ")):
+		return len(p), nil
+	case len(p) >= 10 && p[1] == 127:
+		size = 10 + int(binary.BigEndian.Uint64(p[2:]))
+	case len(p) >= 4 && p[1] == 126:
+		size = 4 + int(binary.BigEndian.Uint16(p[2:]))
+	case len(p) >= 2:
+		size = 2 + int(p[1])
+	}
+	if size == len(p) {
+		f.whole++
+	} else {
+		f.pieces++
+	}
+	return len(p), nil
+}
+
+// TestConn_WholeFrames: each frame of a compressed message is one write, also where compression gains nothing.
+// Otherwise the reader's close frame could come between the pieces of a frame.
+func TestConn_WholeFrames(t *testing.T) {
+	near, far := net.Pipe()
+	defer func() { _, _ = near.Close(), far.Close() }()
+	f := &frameConn{ResponseWriter: httptest.NewRecorder(), Conn: near}
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	for name, value := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket",
+		"Sec-Websocket-Version": "13", "Sec-Websocket-Key": base64.StdEncoding.EncodeToString(make([]byte, 16)),
+		"Sec-Websocket-Extensions": "permessage-deflate"} {
+		r.Header.Set(name, value)
+	}
+	c := New(Options{Compress: true})
+	if !c.Upgrade(f, r, nil) || !c.compresses {
+		t.Fatal("the connection does not compress")
+	}
+	random := make([]byte, 1<<20)
+	_, _ = crand.Read(random)
+	text := bytes.Repeat([]byte("output of a cell\n"), 100_000)
+	for _, parts := range [][][]byte{{random}, {text}, {random[:10], random[:9<<10], text, random[:65535], random}} {
+		if err := c.writeByLibrary(websocket.BinaryMessage, parts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.whole == 0 || f.pieces > 0 {
+		t.Errorf("%d writes are whole frames, %d are not", f.whole, f.pieces)
 	}
 }
 
