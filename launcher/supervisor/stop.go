@@ -65,6 +65,9 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	b := s.bridge
 	s.stopping = true
 	s.mu.Unlock()
+	if s.container != nil {
+		s.container.AwaitNoReason()
+	}
 	if b != nil {
 		sigterm := time.Now().Add(s.cfg.StopGrace)
 		if s.interruptRunning(proc, b) {

@@ -327,6 +327,19 @@ func (c *Container) SetEndReason(text string) {
 	}
 }
 
+// AwaitNoReason says that the present process is ended on purpose. Its end does not wait for the cluster's reason then:
+// a child that is away counts as gone after ReturnLimit.
+func (c *Container) AwaitNoReason() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.proc; p != nil && !p.over {
+		p.unexplained = true
+		if p.loss != nil {
+			p.loss.Reset(ReturnLimit)
+		}
+	}
+}
+
 // Start makes the child start a kernel. It returns when the child has answered, when the child is gone, or when ctx
 // ends; in the latter cases the process has ended or will end soon. The error is ErrNoContainer, ErrSilent, or one
 // sentence for the kernel's owner.

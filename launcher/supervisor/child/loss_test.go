@@ -44,3 +44,34 @@ func TestProcess_LateReason(t *testing.T) {
 		})
 	}
 }
+
+// TestContainer_AwaitNoReason: the end of a pod that is stopped does not wait for the kubelet's report, whether its
+// kernel was lost before or is lost then.
+func TestContainer_AwaitNoReason(t *testing.T) {
+	for name, before := range map[string]bool{"lost before": true, "lost then": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := NewContainer(ContainerOptions{Place: process.InContainer, Log: slog.New(slog.DiscardHandler)})
+				p := newProcess(c, "one")
+				c.proc = p
+				lose := func() {
+					c.mu.Lock()
+					defer c.mu.Unlock()
+					p.loseLocked()
+				}
+				if before {
+					lose()
+					time.Sleep(ReturnLimit + time.Second) // virtual time
+				}
+				began := time.Now()
+				c.AwaitNoReason()
+				if !before {
+					lose()
+				}
+				if e, took := p.Exit(), time.Since(began); !e.Lost || took != ReturnLimit {
+					t.Errorf("after %v: %+v", took, e)
+				}
+			})
+		})
+	}
+}

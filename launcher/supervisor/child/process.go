@@ -25,6 +25,7 @@ type Process struct {
 	failure        error       // of the start
 	over           bool        // ended is closed
 	loss           *time.Timer // set while no child has the process
+	unexplained    bool        // see AwaitNoReason
 	killed         *time.Timer // set by Kill
 	exit           process.Exit
 	stdout, stderr process.Tail
@@ -82,7 +83,7 @@ func (p *Process) loseLocked() {
 		return
 	}
 	limit := ReturnLimit
-	if p.c.opts.Place == process.InContainer {
+	if p.c.opts.Place == process.InContainer && !p.unexplained {
 		limit = ReasonLimit
 	}
 	p.loss = time.AfterFunc(limit, func() {
