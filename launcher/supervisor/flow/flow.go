@@ -30,7 +30,7 @@ const (
 	writeBytes  = 256 << 10            // bytes of one write: the unit in which progress is seen
 	blocked     = 2 * time.Millisecond // a write that took longer has waited for the peer
 	slowest     = 32 << 10             // bytes per second below which a peer counts as gone
-	roomy       = 8 << 10              // unacknowledged bytes that all buffers take: no write of them waits
+	alwaysFits  = 8 << 10              // unacknowledged bytes that all buffers take: no write of them waits
 )
 
 // Conn is a websocket's network connection. Its peer makes progress when it sends bytes, or when a write that had to
@@ -288,7 +288,7 @@ func (f *Conn) writeOnce(first, second []byte) (n int, err error) {
 		n = int(m)
 		clear(f.vector)
 	}
-	if err == nil && time.Since(before) > blocked && f.owed() > roomy { // with less, the machine was busy
+	if err == nil && time.Since(before) > blocked && f.owed() > alwaysFits { // with less, the machine was busy
 		f.progressed()
 	}
 	return n, err

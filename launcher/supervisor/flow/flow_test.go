@@ -68,7 +68,7 @@ func TestConn_BusyMachine(t *testing.T) {
 	for _, tt := range []struct {
 		owed     int64
 		progress bool
-	}{{0, false}, {roomy, false}, {roomy + 1, true}} {
+	}{{0, false}, {alwaysFits, false}, {alwaysFits + 1, true}} {
 		f := NewConn(slowConn{}, func() int64 { return tt.owed })
 		before := f.progress.Load()
 		if _, err := f.Write([]byte("ping")); err != nil {
