@@ -88,7 +88,7 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	}
 	if err != nil {
 		if errors.Is(err, child.ErrSilent) {
-			s.held = nil // the child may start it yet: the locks of its GPUs go with both
+			s.held.leave() // the child may start it yet
 		}
 		out.reason, out.fatal = err.Error(), true
 		if s.container != nil {
@@ -337,7 +337,7 @@ func (l *life) finish(out *outcome) {
 	}
 	exit := l.proc.Exit()
 	if exit.Lost {
-		s.held = nil // the process may live: the locks of its GPUs go with it and its parent
+		s.held.leave() // the process may live
 	}
 	s.mu.Lock()
 	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.clients.cellBegan))

@@ -90,14 +90,14 @@ type Supervisor struct {
 	memory            *memory.Returner   // of large messages
 	processors        *processors.Second // while large messages pass
 	container         *child.Container   // nil: the kernel's process is a child of this one
-	held              []*os.File         // locks of GPUs that the kernel has inherited
-	reaper            *proctree.Reaper   // of this program; nil: orphans do not become its children
-	stateFile         *savedstate.File   // nil: no other supervisor would read it
-	containerReported chan struct{}      // capacity 1: the cluster has reported on the container
-	useChanged        chan struct{}      // capacity 1: the time of culling may have changed
-	gpusSampled       chan struct{}      // capacity 1: there are new samples of GPUs
-	memoryDue         chan struct{}      // capacity 1: a cell has ended, and memory may be measured
-	over              chan struct{}      // closed when the kernel has ended for good
+	held              gpuLocks
+	reaper            *proctree.Reaper // of this program; nil: orphans do not become its children
+	stateFile         *savedstate.File // nil: no other supervisor would read it
+	containerReported chan struct{}    // capacity 1: the cluster has reported on the container
+	useChanged        chan struct{}    // capacity 1: the time of culling may have changed
+	gpusSampled       chan struct{}    // capacity 1: there are new samples of GPUs
+	memoryDue         chan struct{}    // capacity 1: a cell has ended, and memory may be measured
+	over              chan struct{}    // closed when the kernel has ended for good
 	traffic           traffic
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
@@ -203,6 +203,12 @@ func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
 // SetHeld names locks of GPUs that the kernel has inherited. They are released when the kernel has ended for good. It
 // must be called before Run.
 func (s *Supervisor) SetHeld(files []*os.File) { s.held = files }
+
+// gpuLocks are the locks of GPUs that the kernel has inherited.
+type gpuLocks []*os.File
+
+// leave leaves the locks to a kernel that may still run, and to its parent. They go with both.
+func (l *gpuLocks) leave() { *l = nil }
 
 // recordEnding records the kernel's end. Then it releases the locks of the kernel's GPUs for all processes that have
 // inherited them. Without the record they stay: if this supervisor is killed, the parent starts another one, and that

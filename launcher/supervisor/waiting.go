@@ -121,7 +121,7 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 			s.endUnstartedLife(out)
 			return false
 		case <-t.C:
-			s.held = nil // the child may run the kernel of an earlier supervisor: the locks of its GPUs go with both
+			s.held.leave() // the child may run the kernel of an earlier supervisor
 			out.reason, out.fatal = s.place().Starter()+" was not there within "+patience.String(), true
 			s.mu.Lock()
 			if s.waiting.Text != "" {
