@@ -174,8 +174,7 @@ func (h *routes) check(r *http.Request) error {
 	if id := r.PathValue("id"); id != "" && id != h.KernelID {
 		return Error{http.StatusMisdirectedRequest, "this supervisor answers for another kernel"}
 	}
-	reader := r.Header.Get(api.HeaderRight) == "read"
-	if reader && r.Method != http.MethodGet {
+	if r.Header.Get(api.HeaderRight) == api.RightRead && r.Method != http.MethodGet {
 		return Error{http.StatusForbidden, "you may only look at this kernel"}
 	}
 	return nil
