@@ -227,25 +227,29 @@ func (r *kernelRun) note(format string, args ...any) error {
 	return err
 }
 
-// eachKernel returns a command that changes each kernel of its arguments. It goes on after a failure.
+// eachArgument calls do with each argument of the command, until ctx ends. It goes on after a failure.
+func (r *kernelRun) eachArgument(ctx context.Context, do func(argument string) error) error {
+	var errs []error
+	for _, argument := range r.c.Args().Slice() {
+		if errs = append(errs, do(argument)); ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// eachKernel returns a command that changes each kernel of its arguments.
 func eachKernel(
 	do func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error,
 ) func(context.Context, *kernelRun) error {
 	return func(ctx context.Context, r *kernelRun) error {
-		var errs []error
-		for _, kernel := range r.c.Args().Slice() {
+		return r.eachArgument(ctx, func(kernel string) error {
 			g, id, err := locate(ctx, r.gateways, kernel)
-			if err == nil {
-				err = do(ctx, r, g, id)
-			}
 			if err != nil {
-				errs = append(errs, err)
+				return err
 			}
-			if ctx.Err() != nil {
-				break
-			}
-		}
-		return errors.Join(errs...)
+			return do(ctx, r, g, id)
+		})
 	}
 }
 

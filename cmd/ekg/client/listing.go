@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -46,7 +45,7 @@ func (l listing[T]) all(ctx context.Context, r *kernelRun) (all []T, at map[stri
 	return all, at, nil
 }
 
-// each returns a command for each entry of its arguments. It goes on after a failure.
+// each returns a command for each entry of its arguments.
 func (l listing[T]) each(
 	do func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error,
 ) func(context.Context, *kernelRun) error {
@@ -55,17 +54,13 @@ func (l listing[T]) each(
 		if err != nil {
 			return err
 		}
-		var errs []error
-		for _, name := range r.c.Args().Slice() {
+		return r.eachArgument(ctx, func(name string) error {
 			id, err := l.match(all, name)
-			if err == nil {
-				err = do(ctx, r, at[id], id)
+			if err != nil {
+				return err
 			}
-			if errs = append(errs, err); ctx.Err() != nil {
-				break
-			}
-		}
-		return errors.Join(errs...)
+			return do(ctx, r, at[id], id)
+		})
 	}
 }
 
