@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -57,22 +58,19 @@ func (m *Manager) keepLease(ctx context.Context) {
 	}
 }
 
-// leases returns what the leases of other gateways are now, by their names. It reads none if no other gateway holds any
-// of the jobs.
+// leases returns the versions of all leases by the names of their gateways. It reads the leases only if another gateway
+// holds one of the jobs.
 func (m *Manager) leases(ctx context.Context, all []stored) (map[string]string, error) {
-	now := map[string]string{}
-	for i := range all {
-		if holder := all[i].Holder; holder == "" || holder == m.name {
-			continue
-		}
-		records, err := m.store.keeper.Records(ctx, kindLease)
-		for _, r := range records {
-			now[r.ID] = r.Version
-		}
-		delete(now, m.name)
-		return now, err
+	others := func(s stored) bool { return s.Holder != "" && s.Holder != m.name }
+	if !slices.ContainsFunc(all, others) {
+		return nil, nil
 	}
-	return now, nil
+	records, err := m.store.keeper.Records(ctx, kindLease)
+	versions := make(map[string]string, len(records))
+	for _, r := range records {
+		versions[r.ID] = r.Version
+	}
+	return versions, err
 }
 
 // endLease removes the lease, if there is one. This gateway holds no jobs any more.

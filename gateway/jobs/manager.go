@@ -132,7 +132,7 @@ type Manager struct {
 // watched is what was last seen of another gateway's holding.
 type watched struct {
 	holder string
-	lease  string // its version; "" if there is none, or if this gateway should hold the job and does not
+	lease  string // the version of the holder's lease; "" for a holder without a lease
 	since  time.Time
 }
 

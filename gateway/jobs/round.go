@@ -73,7 +73,7 @@ func (m *Manager) mayTake(s *stored, lease string, began time.Time) (mine, free 
 	if m.holds[s.ID] != nil {
 		return true, false
 	}
-	if s.Holder == "" {
+	if s.Holder == "" || s.Holder == m.name { // m.name: this gateway could not give the job back
 		delete(m.watched, s.ID)
 		return false, true
 	}
@@ -85,7 +85,7 @@ func (m *Manager) mayTake(s *stored, lease string, began time.Time) (mine, free 
 	return false, began.Sub(w.since) > m.timing.lease
 }
 
-// hold returns this gateway's hold on a job. It is nil if there is none.
+// hold returns this gateway's hold on a job. It is nil for a job that this gateway does not hold.
 func (m *Manager) hold(id string) *hold {
 	m.mu.Lock()
 	defer m.mu.Unlock()
