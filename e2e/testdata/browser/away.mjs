@@ -84,6 +84,9 @@ async function says(notebook, text) {
   await notebook.printed(last, text);
 }
 
+/** The bound of a scenario in seconds, beside the pauses that its name says. Each of its waits has a bound of its own. */
+const SCENARIO = 300;
+
 /** Runs one check, unless EKG_ONLY excludes it. */
 async function scenario(name, seconds, fn) {
   if (process.env.EKG_ONLY && !new RegExp(process.env.EKG_ONLY, 'i').test(name)) return;
@@ -92,7 +95,7 @@ async function scenario(name, seconds, fn) {
 
 /** Kills the gateway while a cell prints. */
 async function killed(notebook, index, seconds) {
-  await scenario(`the gateway is killed while a cell prints, and is back after ${seconds} s`, seconds + 300, async name => {
+  await scenario(`the gateway is killed while a cell prints, and is back after ${seconds} s`, SCENARIO + seconds, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.printed(index, 'line 50', 40);
@@ -125,7 +128,7 @@ async function killed(notebook, index, seconds) {
 async function sentMeanwhile(notebook, index, path) {
   const did = () => readFileSync(path, 'utf8').trim().split('\n').join(' ');
   const cells = [index, index + 1, index + 2];
-  await scenario('three cells are run while the gateway is away for 3 s', 300, async name => {
+  await scenario('three cells are run while the gateway is away for 3 s', SCENARIO, async name => {
     await notebook.connected(40);
     notebook.dialogs.length = 0;
     await control('kill');
@@ -172,7 +175,7 @@ async function answer(notebook, index, text, value) {
 
 /** Runs a cell that asks three times. Before each answer, something happens to the page or to the gateway. */
 async function asked(notebook, index) {
-  await scenario('input() waits while the gateway is killed, and while the page is reloaded', 300, async name => {
+  await scenario('input() waits while the gateway is killed, and while the page is reloaded', SCENARIO, async name => {
     await notebook.connected(40);
     await notebook.run(index, 'Control+Enter');
     await prompted(notebook, index, 'first?');
@@ -210,7 +213,7 @@ async function asked(notebook, index) {
 }
 
 async function offline() {
-  await scenario('the browser is offline for 20 s while a cell prints', 300, async name => {
+  await scenario('the browser is offline for 20 s while a cell prints', SCENARIO, async name => {
     const network = await lab.network();
     lab.write('offline.ipynb', [prints(), "print('goes on')"]);
     const window = await lab.window();
@@ -291,7 +294,7 @@ async function broughtBack(name, notebook, index, prefix = '') {
 const SHOWN = join(lab.dir, 'shown');
 
 async function reloaded(notebook, index) {
-  await scenario('the page is reloaded while a cell prints', 300, async name => {
+  await scenario('the page is reloaded while a cell prints', SCENARIO, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.printed(index, 'line 300', 40);
@@ -310,7 +313,7 @@ async function reloaded(notebook, index) {
 /** Closes the tab while a cell prints. Returns the notebook in its new tab. */
 async function closed(notebook, index, seconds) {
   let again;
-  await scenario(`the tab is closed for ${seconds} s while a cell prints`, seconds + 300, async name => {
+  await scenario(`the tab is closed for ${seconds} s while a cell prints`, SCENARIO + seconds, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.printed(index, 'line 300', 40);
@@ -335,7 +338,7 @@ def png(size):
 `;
 
 async function binary(notebook, index) {
-  await scenario('binary data of widgets, in both directions', 300, async name => {
+  await scenario('binary data of widgets, in both directions', SCENARIO, async name => {
     const file = join(lab.dir, 'upload.bin');
     writeFileSync(file, Buffer.from(Array.from({ length: 70000 }, (_, i) => i * 7 % 256)));
     await notebook.connected(40);
@@ -363,7 +366,7 @@ async function binary(notebook, index) {
 }
 
 async function large(notebook, index) {
-  await scenario('a picture of 20 MB', 300, async name => {
+  await scenario('a picture of 20 MB', SCENARIO, async name => {
     await notebook.connected(40);
     await notebook.run(index);
     await notebook.finished(index, 60);
