@@ -247,16 +247,16 @@ func (p *testPod) limitMemory() {
 	t.Helper()
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		t.Skip(err)
+		t.Skipf("this kernel has no control groups, which bound the container's memory: %v", err)
 	}
 	_, path, ok := strings.Cut(string(groups), ":memory:")
 	if !ok || os.Getuid() != 0 {
-		t.Skip("no memory controller of cgroup v1, or no permission to use it")
+		t.Skip("the memory controller of cgroup v1 and root are needed, to bound the container's memory")
 	}
 	path, _, _ = strings.Cut(path, "\n")
 	group := filepath.Join("/sys/fs/cgroup/memory", path, fmt.Sprintf("ekg-test-%d", os.Getpid()))
 	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Skip(err)
+		t.Skipf("/sys/fs/cgroup/memory must be writable, to bound the container's memory: %v", err)
 	}
 	t.Cleanup(func() { _ = os.Remove(group) }) // runs after both have ended: start registers their cleanup later
 	if err := os.WriteFile(filepath.Join(group, "memory.limit_in_bytes"), []byte("100663296"), 0o644); err != nil {

@@ -47,7 +47,7 @@ func TestServe_ReapsOrphans(t *testing.T) {
 	first := []string{"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c",
 		`if [ -d /sys/fs/cgroup ]; then mount -t tmpfs none /sys/fs/cgroup; fi && exec "$@"`, "sh"}
 	if err := exec.Command(first[0], append(first[1:], "true")...).Run(); err != nil {
-		t.Skipf("no process can be the first of a container here: %v", err)
+		t.Skipf("unshare must be allowed to make a namespace of processes and to mount /proc, which root may: %v", err)
 	}
 	dir, err := os.MkdirTemp("", "ekg")
 	if err != nil {
