@@ -71,8 +71,9 @@ func (h *hold) noteLocked() {
 	}
 }
 
-// see learns what others have changed in the record. version is what an open record was seen to have, and "" if there
-// is none. A record that is being written is left out: the write tells.
+// see reads the record if another gateway has changed it. version is the record's version in a list of open records; ""
+// says that the list does not have the record. see does nothing while the record is being written: the write notices a
+// change.
 func (h *hold) see(version string) {
 	if !h.mu.TryLock() {
 		return

@@ -27,8 +27,8 @@
 // A Definition makes jobs by a schedule (package schedule), or on request. Each gateway makes what is due. The id of
 // such a job follows from the definition and the time, so all gateways together make one job for each time.
 //
-// Goroutines: the caller runs Manager.Run. It starts one for the schedules and one for each job that it holds, and
-// waits for all, and one that renews the lease. Those for jobs have those of package notebook.
+// Goroutines: the caller runs Manager.Run. It starts one for the schedules, one that renews the lease, and one for each
+// job that it holds, and waits for all. Those for jobs have those of package notebook.
 package jobs
 
 import (

@@ -160,7 +160,8 @@ func TestLease_SlowReader(t *testing.T) {
 	})
 }
 
-// Clocks are not compared: the lease of a dead gateway whose clock was ahead is no longer valid than others.
+// A gateway does not compare clocks. The lease of a dead gateway whose clock was ahead ends after the same time as any
+// other.
 func TestLease_OtherClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)

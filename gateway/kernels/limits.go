@@ -9,7 +9,7 @@ import (
 )
 
 // LimitUses returns the limits that a start of the caller has to keep, and how far they are reached. An admin gets also
-// those of every user and group with a kernel. Where there are no users, all limits are the only owner's.
+// those of every user and group with a kernel. A gateway without users has one owner, whose name is empty.
 func (s *Service) LimitUses(ctx context.Context, who Caller) ([]limits.Use, error) {
 	ctx, cancel := context.WithTimeout(ctx, ReadTime)
 	defer cancel()

@@ -24,8 +24,8 @@ type Timeline struct {
 	Missing string `json:"missing,omitempty"` // one sentence: why only little is known
 }
 
-// Timeline returns a kernel's life. The supervisor holds it, so it survives this gateway. If there is no supervisor,
-// the answer has what the launcher knows.
+// Timeline returns a kernel's life. The supervisor holds it, so it survives this gateway. For a kernel without a
+// supervisor, the timeline has what the launcher knows.
 func (s *Service) Timeline(ctx context.Context, a *Act, id string) (Timeline, error) {
 	k, err := s.Kernel(ctx, id)
 	if err != nil {
