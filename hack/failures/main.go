@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 )
 
@@ -97,7 +96,7 @@ func text(failed []test) string {
 			}
 		}
 		fmt.Fprintf(&b, "=== %s failed:\n", f.name)
-		for line := range slices.Values(f.lines[first:]) {
+		for _, line := range f.lines[first:] {
 			fmt.Fprintln(&b, strings.ToValidUTF8(line[:min(len(line), maxLine)], ""))
 		}
 	}
