@@ -27,7 +27,6 @@ var bounds = map[string]int{
 var exceptions = map[string]map[string]int{
 	"methods of a type": {
 		"launcher/kube.Launcher":         181,
-		"launcher/local.Launcher":        85,
 		"launcher/supervisor.Supervisor": 105,
 	},
 	"fields of a type": {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 
@@ -23,10 +24,15 @@ const (
 	restartLock = "again.lock"  // in a kernel's folder; shared by all that restart it
 )
 
-// starts is the lock on starts.
+// starts has the lock on starts. With it, it decides about starts under limits.
 type starts struct {
+	l    *Launcher
 	path string
 	turn chan struct{} // capacity 1: held by the caller that has the flock, or is next
+}
+
+func newStarts(l *Launcher) *starts {
+	return &starts{l, filepath.Join(l.layout.state, startsLock), make(chan struct{}, 1)}
 }
 
 // lock keeps every other gateway of the state directory from starting kernels until unlock is called.
@@ -49,15 +55,15 @@ func (s *starts) lock(ctx context.Context) (unlock func(), err error) {
 
 // admit decides about a start. It holds the lock on starts until the caller calls done. Before that call the kernel
 // must count. The error is a *launcher.LimitError if there are too many kernels.
-func (l *Launcher) admit(ctx context.Context, start launcher.Held) (done func(), err error) {
-	if !launcher.HasLimits(l.opts.Limits) {
+func (s *starts) admit(ctx context.Context, start launcher.Held) (done func(), err error) {
+	if !launcher.HasLimits(s.l.opts.Limits) {
 		return func() {}, nil
 	}
-	done, err = l.starts.lock(ctx)
+	done, err = s.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.decide(ctx, start); err != nil {
+	if err := s.decide(ctx, start); err != nil {
 		done()
 		return nil, err
 	}
@@ -82,7 +88,8 @@ func heldBy(rec record) launcher.Held {
 // unnoticed. So a start is admitted by what memory has. Before it is refused, the folders of the kernels that count
 // against the limit are read, which takes some system calls for each. Which kernels live and which have ended is read
 // at one moment, so each is counted once.
-func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
+func (s *starts) decide(ctx context.Context, start launcher.Held) error {
+	l := s.l
 	if err := l.catchUp(ctx); err != nil {
 		return err
 	}
@@ -103,7 +110,7 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 		if k.id == start.ID {
 			continue
 		}
-		again, err := l.checkHeld(ctx, k.id)
+		again, err := s.checkHeld(ctx, k.id)
 		if err != nil {
 			return err
 		}
@@ -121,7 +128,7 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 			if checked[id] {
 				continue
 			}
-			counts, err := l.checkHeld(ctx, id)
+			counts, err := s.checkHeld(ctx, id)
 			if err != nil {
 				return err
 			}
@@ -136,11 +143,11 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 }
 
 // checkHeld reports whether a kernel counts, by its folder.
-func (l *Launcher) checkHeld(ctx context.Context, id string) (bool, error) {
+func (s *starts) checkHeld(ctx context.Context, id string) (bool, error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	counts, err := l.counts(id)
+	counts, err := s.counts(id)
 	if err != nil {
 		return false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
@@ -150,7 +157,8 @@ func (l *Launcher) checkHeld(ctx context.Context, id string) (bool, error) {
 // counts reports whether a kernel lives, is being started by any gateway, or is ending. A kernel that has ended does
 // not count, although its supervisor may linger. A kernel whose supervisor was killed, or whose gateway died before it
 // started one, does not count either.
-func (l *Launcher) counts(id string) (bool, error) {
+func (s *starts) counts(id string) (bool, error) {
+	l := s.l
 	switch _, err := os.Stat(l.layout.file(id, endFile)); {
 	case err == nil:
 		return l.layout.isRestarting(id)
@@ -192,15 +200,16 @@ func (l layout) isRestarting(id string) (bool, error) {
 // countRestart makes a kernel count until done is called, even if it is dead or dies at this moment. When the caller
 // calls done, the kernel lives or its restart was given up. The error is a *launcher.LimitError if there are too many
 // kernels.
-func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), err error) {
+func (s *starts) countRestart(ctx context.Context, k *kernel) (done func(), err error) {
+	l := s.l
 	if !launcher.HasLimits(l.opts.Limits) {
 		return func() {}, nil
 	}
-	unlockStarts, err := l.starts.lock(ctx)
+	unlock, err := s.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer unlockStarts()
+	defer unlock()
 	already := false
 	if _, err := os.Stat(l.layout.file(k.id, endFile)); errors.Is(err, fs.ErrNotExist) {
 		already = true // the kernel lives; it must go on counting if it ends before its restart
@@ -208,7 +217,7 @@ func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), er
 		return nil, err
 	}
 	if !already {
-		if err := l.decide(ctx, heldBy(k.rec)); err != nil {
+		if err := s.decide(ctx, heldBy(k.rec)); err != nil {
 			return nil, err
 		}
 	}
@@ -235,5 +244,5 @@ func (l *Launcher) Restarting(ctx context.Context, id string) (done func(), err 
 	if err := l.endLingering(ctx, k); err != nil {
 		return nil, err
 	}
-	return l.countRestart(ctx, k)
+	return l.starts.countRestart(ctx, k)
 }

@@ -52,7 +52,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
@@ -150,6 +149,7 @@ type Launcher struct {
 	lender    *lend.Lender
 	warm      *warmStore
 	logs      *logBounds
+	upgrades  *idleUpgrades
 	cancel    context.CancelCauseFunc
 	ctx       context.Context // the launcher's own life, ended by Close
 
@@ -160,17 +160,13 @@ type Launcher struct {
 	folders sync.Mutex
 
 	// Guarded by mu.
-	mu      sync.Mutex
-	kernels registry
-	rescans uint64 // number of the last rescan
-	tally   *tally
-
+	mu          sync.Mutex
+	kernels     registry
+	rescans     uint64 // number of the last rescan
+	tally       *tally
 	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
 	goroutines goroutines.Group
-	upgrading  atomic.Bool // a supervisor is being replaced
-	// Guarded by upgrading.
-	upgradeFailed os.FileInfo // of the last program that failed as a new supervisor
 }
 
 var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)
@@ -195,8 +191,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		Store: records.NewStore(filepath.Join(lay.state, "records")),
 		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
-		starts: &starts{filepath.Join(lay.state, startsLock), make(chan struct{}, 1)},
-		ctx:    life, cancel: cancel, kernels: newRegistry(),
+		ctx: life, cancel: cancel, kernels: newRegistry(),
 		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
@@ -206,6 +201,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		cancel(err)
 		return nil, fmt.Errorf("StateDir: %w", err)
 	}
+	l.starts, l.upgrades = newStarts(l), &idleUpgrades{l: l}
 	l.warm, l.logs = newWarmStore(l), newLogBounds(l)
 	l.logs.measure()
 	l.processes = &processes{layout: lay, program: l.opts.Supervisor, environ: supervisorEnv(l.environ),

@@ -62,7 +62,9 @@ func (l *Launcher) maintainOnce() {
 	}
 	l.logs.measure()
 	l.pushLogBounds()
-	l.upgradeIdleOnes()
+	if l.opts.UpgradeIdle && l.reaper != nil {
+		l.upgrades.begin()
+	}
 }
 
 // pushLogBounds sends supervisors the bounds of their logs, if this launcher is the one that does so.

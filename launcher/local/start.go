@@ -122,7 +122,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 		return nil, err
 	}
 	defer leave()
-	counted, err := l.admit(ctx, heldBy(rec))
+	counted, err := l.starts.admit(ctx, heldBy(rec))
 	if err != nil {
 		return nil, err
 	}
@@ -353,7 +353,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	if v != dead || err != nil {
 		return err // the kernel lives, or it is gone, which the caller will notice
 	}
-	counted, err := l.countRestart(ctx, k)
+	counted, err := l.starts.countRestart(ctx, k)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func countedByFolders(t *testing.T, l *Launcher) (ids []string) {
 		case err != nil:
 			t.Fatal(err)
 		}
-		counts, err := l.counts(e.Name())
+		counts, err := l.starts.counts(e.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func countedByMemory(t *testing.T, l *Launcher) (ids []string) {
 	}
 	l.mu.Unlock()
 	for _, k := range ended {
-		counts, err := l.checkHeld(t.Context(), k.id)
+		counts, err := l.starts.checkHeld(t.Context(), k.id)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -224,23 +225,31 @@ func (l layout) checkSupervisor(id string, pid int) error {
 	return nil
 }
 
-// upgradeIdleOnes starts to replace the supervisor of one idle kernel, if Options ask for it and no other is replaced.
-func (l *Launcher) upgradeIdleOnes() {
-	if !l.opts.UpgradeIdle || l.reaper == nil || !l.upgrading.CompareAndSwap(false, true) {
+// idleUpgrades replaces supervisors of idle kernels by those of the program that new kernels get, one at a time.
+type idleUpgrades struct {
+	l       *Launcher
+	running atomic.Bool // a supervisor is being replaced
+	failed  os.FileInfo // of the last program that failed as a new supervisor; guarded by running
+}
+
+// begin starts to replace the supervisor of one idle kernel, if no other is replaced.
+func (i *idleUpgrades) begin() {
+	if !i.running.CompareAndSwap(false, true) {
 		return
 	}
-	if !l.goroutines.Go(func() { defer l.upgrading.Store(false); l.upgradeOne() }) {
-		l.upgrading.Store(false)
+	if !i.l.goroutines.Go(func() { defer i.running.Store(false); i.one() }) {
+		i.running.Store(false)
 	}
 }
 
-// upgradeOne replaces the supervisor of one kernel that has been idle, if it runs another program than those of new
-// kernels. A program that has failed once is not tried again.
-func (l *Launcher) upgradeOne() {
+// one replaces the supervisor of one kernel that has been idle, if it runs another program than those of new kernels. A
+// program that has failed once is not tried again.
+func (i *idleUpgrades) one() {
+	l := i.l
 	u := Upgrades{StateDir: l.layout.state, Program: l.opts.Supervisor}
 	program, err := os.Stat(u.Program)
-	if err != nil || l.upgradeFailed != nil && os.SameFile(program, l.upgradeFailed) &&
-		program.ModTime().Equal(l.upgradeFailed.ModTime()) {
+	if err != nil || i.failed != nil && os.SameFile(program, i.failed) &&
+		program.ModTime().Equal(i.failed.ModTime()) {
 		return // while a program is replaced, it may be missing
 	}
 	for _, k := range l.snapshot() {
@@ -257,7 +266,7 @@ func (l *Launcher) upgradeOne() {
 		k.upgradeNext = now.Add(upgradeAgain)
 		l.mu.Unlock()
 		if errors.Is(err, errUpgradeFailed) {
-			l.upgradeFailed = program
+			i.failed = program
 		}
 		if err != nil {
 			l.log.Warn("supervisor was not upgraded", logkey.Kernel, k.id, logkey.Err, err)

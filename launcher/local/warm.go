@@ -237,7 +237,7 @@ func (w *warmStore) claim(ctx context.Context, e warmEntry, rec record) (*kernel
 		return nil, nil
 	}
 	rec.ID, rec.Socket, rec.RunDir, rec.Warm, rec.Created = was.ID, was.Socket, was.RunDir, "", l.timing.now().UTC()
-	counted, err := l.admit(ctx, heldBy(rec))
+	counted, err := l.starts.admit(ctx, heldBy(rec))
 	if err != nil {
 		return nil, err
 	}
