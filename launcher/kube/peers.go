@@ -32,7 +32,7 @@ func (c *Cluster) findPeers(ctx context.Context, bound func(context.Context) (co
 	if !c.Inside() {
 		return nil, nil
 	}
-	ip, err := replicas.FindIP(ctx, bound, c.client.CoreV1().Pods(c.Namespace), c.Host, log)
+	ip, err := replicas.FindIP(ctx, bound, c.client.CoreV1().Pods(c.Namespace), hostName(log), c.Host, log)
 	if ip == "" || err != nil {
 		return nil, err
 	}

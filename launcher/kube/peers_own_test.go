@@ -43,7 +43,7 @@ func TestFindPeers(t *testing.T) {
 	add(host, "10.1.2.3", nil)
 	add("another", "10.1.2.4", gatewayLabels)
 	found("other labels", nil)
-	if !strings.Contains(said.String(), "labels of gateways") {
+	if !strings.Contains(said.String(), "has not found its pod among those with the labels of gateways") {
 		t.Errorf("the log has %s", said.String())
 	}
 	if err := c.CoreV1().Pods("ns").Delete(t.Context(), host, metav1.DeleteOptions{}); err != nil {

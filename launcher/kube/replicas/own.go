@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -25,15 +24,11 @@ const (
 )
 
 // FindIP returns the IP of this gateway's own pod among the pods with the labels of gateways. The pod has the name of
-// this machine, or the machine's address on the way to the API server at a URL. FindIP returns "" if this gateway has
-// no such pod, or no right to list pods, and says so in the log. A pod's address is known moments after its start, so
-// FindIP looks again for addressWait while one has none. bound limits each request.
+// this machine, host, or the machine's address on the way to the API server at a URL. FindIP returns "" if this gateway
+// has no such pod, or no right to list pods, and says so in the log. A pod's address is known moments after its start,
+// so FindIP looks again for addressWait while one has none. bound limits each request.
 func FindIP(ctx context.Context, bound func(context.Context) (context.Context, context.CancelFunc),
-	pods corev1client.PodInterface, server string, log *slog.Logger) (string, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		log.Debug("this machine has no name", logkey.Err, err)
-	}
+	pods corev1client.PodInterface, host, server string, log *slog.Logger) (string, error) {
 	address := addressTowards(ctx, server, log)
 	for until := time.Now().Add(addressWait); ; {
 		asking, cancel := bound(ctx)
@@ -50,7 +45,8 @@ func FindIP(ctx context.Context, bound func(context.Context) (context.Context, c
 			if ip, sure := ownIP(list.Items, host, address); ip != "" && (sure || last) {
 				return ip, nil
 			} else if sure || last {
-				log.Info("this gateway is no pod with the labels of gateways, so it knows no other gateway")
+				log.Info("this gateway has not found its pod among those with the labels of gateways, so it knows no other " +
+					"gateway")
 				return "", nil
 			}
 		}
@@ -80,8 +76,8 @@ func ownIP(pods []corev1.Pod, host, address string) (ip string, sure bool) {
 	return ip, sure
 }
 
-// addressTowards returns the address of this machine on the way to a URL, and sends nothing. It returns "" if there is
-// no such address that other machines reach.
+// addressTowards returns the address of this machine on the way to a URL, and sends nothing. It returns "" if other
+// machines do not reach that address, or if it is not known.
 func addressTowards(ctx context.Context, to string, log *slog.Logger) string {
 	u, err := url.Parse(to)
 	if err == nil {

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestAddressTowards: an address of the machine itself is none that other machines reach.
+// TestAddressTowards: other machines do not reach an address of loopback.
 func TestAddressTowards(t *testing.T) {
 	if at := addressTowards(t.Context(), "https://127.0.0.1:6443", slog.New(slog.DiscardHandler)); at != "" {
 		t.Errorf("other machines reach this one at %s", at)
