@@ -34,13 +34,13 @@ type Machines struct {
 
 // watchable is what one informer watches.
 type watchable struct {
-	authorizationv1.ResourceAttributes // for which list and watch are needed
-
-	name  string // in sentences
-	hint  string // says what is missing without the right; "": nothing is said
-	of    runtime.Object
-	trim  cache.TransformFunc
-	lists cache.ListWatch
+	name     string // in sentences
+	group    string // of the resource
+	resource string // for which the rights to list and watch are needed
+	hint     string // says what is missing without the rights; "": nothing is said
+	of       runtime.Object
+	trim     cache.TransformFunc
+	lists    cache.ListWatch
 
 	mu       sync.Mutex
 	informer cache.SharedIndexInformer // nil: not watched
@@ -64,76 +64,74 @@ type Options struct {
 // Review, and starts and ends informers accordingly. It looks again sooner if the cluster did not say.
 func Watch(ctx context.Context, o Options) *Machines {
 	m := &Machines{o: o, all: []*watchable{
-		{name: "nodes", hint: missingNodes, of: &corev1.Node{}, trim: trimNode, lists: listWatchOf(o.Client.CoreV1().Nodes()),
-			ResourceAttributes: authorizationv1.ResourceAttributes{Resource: "nodes"}},
-		{name: "pods of the cluster", hint: missingPods, of: &corev1.Pod{}, trim: trimPod,
-			lists:              listWatchOf(o.Client.CoreV1().Pods(metav1.NamespaceAll)),
-			ResourceAttributes: authorizationv1.ResourceAttributes{Resource: "pods"}},
-		{name: "resource slices", of: &resourceapi.ResourceSlice{}, trim: trimSlice,
-			lists:              listWatchOf(o.Client.ResourceV1().ResourceSlices()),
-			ResourceAttributes: authorizationv1.ResourceAttributes{Group: resourceapi.GroupName, Resource: "resourceslices"}},
-		{name: "resource claims", of: &resourceapi.ResourceClaim{}, trim: trimClaim,
-			lists:              listWatchOf(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll)),
-			ResourceAttributes: authorizationv1.ResourceAttributes{Group: resourceapi.GroupName, Resource: "resourceclaims"}},
+		{name: "nodes", resource: "nodes", hint: missingNodes, of: &corev1.Node{}, trim: trimNode,
+			lists: listWatchOf(o.Client.CoreV1().Nodes())},
+		{name: "pods of the cluster", resource: "pods", hint: missingPods, of: &corev1.Pod{}, trim: trimPod,
+			lists: listWatchOf(o.Client.CoreV1().Pods(metav1.NamespaceAll))},
+		{name: "resource slices", group: resourceapi.GroupName, resource: "resourceslices",
+			of: &resourceapi.ResourceSlice{}, trim: trimSlice, lists: listWatchOf(o.Client.ResourceV1().ResourceSlices())},
+		{name: "resource claims", group: resourceapi.GroupName, resource: "resourceclaims",
+			of: &resourceapi.ResourceClaim{}, trim: trimClaim,
+			lists: listWatchOf(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll))},
 	}}
-	known := m.review(ctx)
+	pause := m.review(ctx)
 	o.Goroutines.Go(func() {
-		for {
-			pause := o.Review
-			if !known {
-				pause = min(pause, unknownReview)
-			}
-			if goroutines.Sleep(o.Life, pause) != nil {
-				return
-			}
-			known = m.review(o.Life)
+		for goroutines.Sleep(o.Life, pause) == nil {
+			pause = m.review(o.Life)
 		}
 	})
 	return m
 }
 
-// unknownReview is the pause after which the cluster is asked again for rights of which it did not say anything.
+// unknownReview is the longest pause after which the cluster is asked again for rights of which it did not say
+// anything.
 const unknownReview = 10 * time.Second
 
-// review starts informers of what the gateway may watch, and ends those of what it may not watch any more. It reports
-// whether the cluster said all rights.
-func (m *Machines) review(ctx context.Context) (known bool) {
-	known = true
+// review asks for the rights to watch each resource, and follows them. It returns the pause before the next review.
+func (m *Machines) review(ctx context.Context) (pause time.Duration) {
+	pause = m.o.Review
 	for _, r := range m.all {
 		may, err := m.may(ctx, r)
+		if err != nil || ctx.Err() != nil {
+			pause = min(pause, unknownReview)
+		}
 		if ctx.Err() != nil {
-			return false
+			return pause
 		}
-		r.mu.Lock()
-		switch {
-		case err != nil:
-			known = false
-			if r.informer == nil && r.denied == "" {
-				r.denied = "The cluster does not say whether the gateway may watch the " + r.name + ": " + err.Error()
-				m.o.Log.Warn("the cluster does not say whether this gateway may watch the "+r.name, logkey.Err, err)
-			}
-		case may && r.informer == nil:
-			m.start(r)
-		case may && r.informer.HasSynced():
-			r.denied = "" // the next failure is reported again
-		case !may && r.informer == nil:
-			r.denied = ""
-		case !may:
-			r.stop()
-			r.informer, r.stop, r.denied = nil, nil, ""
-			m.o.Log.Warn("this gateway may no longer watch the " + r.name + ", so notebooks do not announce that a node goes " +
-				"away, or the view of GPUs is incomplete")
-		}
-		r.mu.Unlock()
+		m.follow(r, may, err)
 	}
-	return known
+	return pause
+}
+
+// follow starts the informer of a resource that the gateway may watch, and ends the one of a resource that it may not
+// watch any more. The error says that the cluster did not say the right: then the informer stays as it is.
+func (m *Machines) follow(r *watchable, may bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch watching := r.informer != nil; {
+	case err != nil && !watching && r.denied == "":
+		r.denied = "The cluster does not say whether the gateway may watch the " + r.name + ": " + err.Error()
+		m.o.Log.Warn("the cluster does not say whether this gateway may watch the "+r.name, logkey.Err, err)
+	case err != nil:
+	case may && !watching:
+		m.start(r)
+	case may && r.informer.HasSynced():
+		r.denied = "" // the next failure is reported again
+	case may: // a failure to list stays reported
+	case watching:
+		r.stop()
+		r.informer, r.stop, r.denied = nil, nil, ""
+		m.o.Log.Warn("this gateway may no longer watch the " + r.name + ", so notebooks do not announce that a node goes " +
+			"away, or the view of GPUs is incomplete")
+	default:
+		r.denied = ""
+	}
 }
 
 // may reports whether the gateway may list and watch a resource in the whole cluster.
 func (m *Machines) may(ctx context.Context, r *watchable) (bool, error) {
 	for _, verb := range []string{"list", "watch"} {
-		what := r.ResourceAttributes
-		what.Verb = verb
+		what := authorizationv1.ResourceAttributes{Group: r.group, Resource: r.resource, Verb: verb}
 		asking, cancel := m.o.Bound(ctx)
 		review, err := m.o.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(asking,
 			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
