@@ -48,7 +48,8 @@ func largePod(t testing.TB, n int) *corev1.Pod {
 		pod.Status.Conditions = append(pod.Status.Conditions,
 			corev1.PodCondition{Type: c, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
 	}
-	fields := []byte(`{"f:metadata":{"f:annotations":{` + strings.Repeat(`"f:ekg.example/annotation":{},`, 60) + `".":{}}}}`)
+	fields := []byte(`{"f:metadata":{"f:annotations":{` +
+		strings.Repeat(`"f:ekg.example/annotation":{},`, 60) + `".":{}}}}`)
 	for _, manager := range []string{"ekg", "kubelet"} {
 		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager,
 			Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",

@@ -255,7 +255,7 @@ func TestNamespaces_UncountedRound(t *testing.T) {
 }
 
 // TestNamespaces_Refused: a namespace that is not the owner's is never used, a missing right is named, and a pod that
-// claims another owner is nobody's kernel.
+// claims another owner is not a kernel.
 func TestNamespaces_Refused(t *testing.T) {
 	made := func(of, owner string) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kernels-ann",
@@ -406,7 +406,7 @@ func TestNamespaces_Quota(t *testing.T) {
 	}
 }
 
-// TestNamespaces_Warm: no warm kernels are kept, because their namespace is nobody's.
+// TestNamespaces_Warm: no warm kernels are kept, because they have no owner and so no namespace.
 func TestNamespaces_Warm(t *testing.T) {
 	c := newTestCluster(t)
 	change := withNamespaces(t, namespacePolicy)

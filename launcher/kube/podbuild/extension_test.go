@@ -73,8 +73,6 @@ func TestExtension_Keys(t *testing.T) {
 	}
 }
 
-// The image of Enterprise Gateway's part of a kernelspec is used unless metadata.ekg names one. The policy holds for
-// it, and a restart has the same image and launch timeout.
 // TestBuild_Job: the pods of jobs have a priority class of their own, unless the kernelspec has one.
 func TestBuild_Job(t *testing.T) {
 	o := testOptions()
@@ -94,6 +92,8 @@ func TestBuild_Job(t *testing.T) {
 	}
 }
 
+// The image of Enterprise Gateway's part of a kernelspec is used unless metadata.ekg names one. The policy holds for
+// it, and a restart has the same image and launch timeout.
 func TestBuild_ImageName(t *testing.T) {
 	spec := kernelspecs.Spec{Name: "test", Argv: []string{"prog", "{connection_file}"}, Image: "registry.example/a:1",
 		LaunchTimeout: 90 * time.Second}

@@ -21,8 +21,8 @@ const (
 const (
 	// HomeSeenEvery is how old AnnotationHomeSeen becomes before it is written again.
 	HomeSeenEvery = 4 * time.Hour
-	// HomeSeenMost is how old it may be: else nobody has looked meanwhile, and the time of AnnotationHomeUnused begins
-	// again. It is shorter than shortestKeep.
+	// HomeSeenMost is how old AnnotationHomeSeen may be. If it is older, the gateways have not looked meanwhile, and the
+	// time of AnnotationHomeUnused begins again. HomeSeenMost is shorter than each valid wish.Home.DeleteAfter.
 	HomeSeenMost = 12 * time.Hour
 )
 

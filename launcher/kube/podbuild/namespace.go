@@ -85,13 +85,13 @@ func (o *Options) MayBeOwners(namespace string) bool {
 }
 
 // InNamespaceOfOwner reports whether a pod lies in the namespace that its own owner's kernels have. A pod that claims
-// another owner is nobody's kernel: whoever may create pods in one namespace must not make kernels for others.
+// another owner is not a kernel: a user who may create pods in one namespace must not make kernels for others.
 func (o *Options) InNamespaceOfOwner(pod *corev1.Pod) bool {
 	owner := pod.Annotations[podspec.AnnotationOwner]
 	return o.NamespacePerOwner() && owner != "" && pod.Namespace == o.NamespaceOf(owner)
 }
 
-// NamespaceFor returns the owner's namespace in which a pod is to run, nil if it runs in another one.
+// NamespaceFor returns the owner's namespace in which a pod is to run, or nil if it runs in another one.
 func NamespaceFor(o Options, pod *corev1.Pod) (*MadeNamespace, error) {
 	if !o.InNamespaceOfOwner(pod) {
 		return nil, nil

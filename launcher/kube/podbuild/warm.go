@@ -137,7 +137,7 @@ func (k WarmKind) Build(o Options, rec podspec.Record) (*corev1.Pod, error) {
 	}
 	pod.Labels[podspec.LabelManagedBy] = podspec.ManagerWarm
 	pod.Annotations[podspec.AnnotationWarm] = k.Content
-	// Nobody misses it. The annotations of its kernel replace these two.
+	// The pod may be evicted while it has no owner. The annotations of its kernel replace these two.
 	pod.Annotations[podspec.AnnotationSafeToEvict] = "true"
 	delete(pod.Annotations, podspec.AnnotationDoNotDisrupt)
 	if rec.MasterKey != "" {

@@ -12,7 +12,7 @@ import (
 // defaultGPU is the resource that KERNEL_GPUS counts where the kernelspec asks for no GPU.
 const defaultGPU corev1.ResourceName = "nvidia.com/gpu"
 
-// Images made for NVIDIA's GPUs use all GPUs of the node unless the variable visibleDevices has the value visibleNone.
+// Images made for NVIDIA's GPUs use all GPUs of the node unless the variable VisibleDevices has the value VisibleNone.
 const (
 	VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	VisibleNone    = "void"
@@ -86,7 +86,7 @@ func (r GPURequest) Any() bool {
 }
 
 // NVIDIA reports whether devices or shares are asked for that may be NVIDIA's. Their device plugin then sets
-// visibleDevices.
+// VisibleDevices.
 func (r GPURequest) NVIDIA() bool {
 	for _, amounts := range []map[corev1.ResourceName]int64{r.Devices, r.Shares} {
 		for name, n := range amounts {

@@ -36,7 +36,7 @@ func GPUAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 	return running
 }
 
-// SetAmount sets an amount in a list, which it makes if there is none.
+// SetAmount sets an amount in a list. It makes the list if it is nil.
 func SetAmount(list *corev1.ResourceList, name corev1.ResourceName, q resource.Quantity) {
 	if *list == nil {
 		*list = corev1.ResourceList{}

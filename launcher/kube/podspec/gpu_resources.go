@@ -18,9 +18,9 @@ const (
 
 // gpuResource is an extended resource that stands for GPUs or for similar accelerators.
 type gpuResource struct {
-	name  string // of the resource; a pattern as in Patterns
+	name  string // of the resource; a pattern of MatchesPattern
 	unit  gpuUnit
-	other bool // no device of NVIDIA: its device plugin leaves visibleDevices alone, and NVIDIA's driver does not know it
+	other bool // no device of NVIDIA: its device plugin leaves VisibleDevices alone, and NVIDIA's driver does not know it
 }
 
 // gpuResources are the resources that ekg counts as GPUs. The first match holds. The file that documents the names

@@ -72,10 +72,10 @@ const (
 	VolumeHome   = "home"
 	VolumeShm    = "dshm"
 
-	VolumeOwnerHome = "owner-home" // Policy.Home
+	VolumeOwnerHome = "owner-home" // wish.Policy.Home
 	VolumeToken     = "ekg-token"  // the service account's
 
-	// VolumeCommon begins the names of the volumes of Policy.Shared. Their numbers in the list follow.
+	// VolumeCommon begins the names of the volumes of wish.Policy.Shared. Their numbers in the list follow.
 	VolumeCommon = "ekg-shared-"
 )
 

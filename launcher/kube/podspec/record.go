@@ -13,8 +13,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
-// AnnotationKernelObjects of a kernel's pod has metadata.ekg.objects of its kernelspec. Build writes it as JSON. A
-// gateway encrypts it before it creates the pod: who may read pods must not read Secrets.
+// AnnotationKernelObjects of a kernel's pod has metadata.ekg.objects of its kernelspec. podbuild.Build writes it as
+// JSON. A gateway encrypts it before it creates the pod: users who may read pods must not read Secrets.
 const AnnotationKernelObjects = Domain + "kernel-objects"
 
 // LabelObject is on each object that was created with a kernel's pod. Its value is the name in the kernelspec.

@@ -11,7 +11,7 @@ import (
 const (
 	// ManagerWarm is the value of LabelManagedBy while the pod's kernel has no owner.
 	ManagerWarm = "ekg-warm"
-	// AnnotationWarm of a pod that is or was warm has the content of its WarmKind.
+	// AnnotationWarm of a pod that is or was warm has the Content of its podbuild.WarmKind.
 	AnnotationWarm = Domain + "warm"
 	// AnnotationClaim of a pod that was warm is ClaimUndecided until limits have admitted the start that has taken it. It
 	// is ClaimDiscarded if the kernel could not be given to its owner.

@@ -52,7 +52,7 @@ func (p *Policy) labelsUse(mark string) bool {
 }
 
 // LabelGroup returns the group that replaces {group}. It is the alphabetically first group that the policy's
-// labelGroups match. It is "" if there is none, or if no label has {group}.
+// labelGroups match. It is "" if they match no group, or if no label has {group}.
 func (p *Policy) LabelGroup(all []string) string {
 	if !p.labelsUse(GroupMark) {
 		return ""

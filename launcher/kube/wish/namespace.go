@@ -49,7 +49,7 @@ type NamespaceObject struct {
 	Object   *unstructured.Unstructured
 }
 
-// Ref names the object within its namespace, as in AnnotationObjects: its resource and its name.
+// Ref names the object within its namespace, as in podbuild.AnnotationObjects: its resource and its name.
 func (o NamespaceObject) Ref() string {
 	return o.Resource.GroupResource().String() + "/" + o.Object.GetName()
 }

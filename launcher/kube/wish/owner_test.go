@@ -37,7 +37,7 @@ func TestEscapeOwner(t *testing.T) {
 			t.Fatalf("%q and %q are both %q", a, b, escapeOwner(a))
 		}
 		if name := "x" + escapeOwner(a); len(name) <= MaxOwnerPart && len(validation.IsDNS1123Subdomain(name)) > 0 {
-			t.Fatalf("%q is no name of an object", name)
+			t.Fatalf("%q is not a valid name of an object", name)
 		}
 	})
 }
@@ -72,7 +72,7 @@ func TestSafeOwner(t *testing.T) {
 			t.Fatalf("%q and %q are both %q", a, b, safeOwner(a))
 		}
 		if a != "" && len(validation.IsDNS1123Label(safeOwner(a))) > 0 {
-			t.Fatalf("%q is no label", safeOwner(a))
+			t.Fatalf("%q is not a valid label", safeOwner(a))
 		}
 	})
 }

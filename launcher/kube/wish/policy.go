@@ -106,7 +106,7 @@ type SpecRules struct {
 type ClientRules struct {
 	Allow      []string `yaml:"allow"` // variables that may change the pod
 	Bounds     `yaml:",inline"`
-	Namespaces []string `yaml:"namespaces"` // exact names, besides Options.Namespace
+	Namespaces []string `yaml:"namespaces"` // exact names, besides podbuild.Options.Namespace
 }
 
 // Bounds limit values that both kernelspecs and clients can set.
@@ -349,7 +349,7 @@ func parsePolicy(data []byte) (*Policy, []string) {
 	return p, problems
 }
 
-// Namespaces returns the namespaces that clients may choose besides Options.Namespace, sorted.
+// Namespaces returns the namespaces that clients may choose besides podbuild.Options.Namespace, sorted.
 func (p *Policy) Namespaces() []string {
 	if !slices.Contains(p.Clients.Allow, "KERNEL_NAMESPACE") {
 		return nil
