@@ -383,7 +383,7 @@ func TestManifests_Kernelspecs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := podbuild.Options{Policy: policy}.Check()
+	check := podbuild.Options{Policy: policy}.Check(nil)
 	files, err := filepath.Glob("../kernelspecs/examples/*/kernel.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no kernelspecs", err)

@@ -50,7 +50,7 @@ func kernelspecCommand() *cli.Command {
 				return kernelspecs.Options{}, err
 			}
 			flavors, err := flavorsByName(s)
-			return kernelspecs.Options{Check: pods.CheckWith(flavors)}, err
+			return kernelspecs.Options{Check: pods.Check(flavors)}, err
 		},
 	}, &cli.Command{
 		Name:      "render",

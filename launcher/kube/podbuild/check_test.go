@@ -367,7 +367,7 @@ func TestExtension_Allow(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "kernel.json"), everything, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		problems := kernelspecs.Check(dir, "", o.Check())
+		problems := kernelspecs.Check(dir, "", o.Check(nil))
 		if len(problems) == 0 {
 			t.Errorf("%s is accepted", key)
 		}
@@ -402,7 +402,7 @@ func TestCheck_Lines(t *testing.T) {
 		t.Fatal(err)
 	}
 	check := func() (got []string) {
-		for _, p := range kernelspecs.Check(dir, "", testOptions().Check()) {
+		for _, p := range kernelspecs.Check(dir, "", testOptions().Check(nil)) {
 			got = append(got, strings.TrimPrefix(p.String(), dir+"/kernel.json"))
 		}
 		return got
@@ -452,7 +452,7 @@ func TestCheck_MissingForPods(t *testing.T) {
 		spec := specOf(tt.ekg)
 		spec.Argv[0] = "{prefix}/bin/x"
 		got := ""
-		if problems := tt.o.Check()(spec); len(problems) > 0 {
+		if problems := tt.o.Check(nil)(spec); len(problems) > 0 {
 			got = problems[0].Key + ": " + problems[0].Message
 		}
 		if !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {

@@ -72,7 +72,7 @@ func TestExtension_CostLabels(t *testing.T) {
 		`{"image": "x", "labels": {"t": "x"}, "annotations": {"team": "other"}}`: "",
 	} {
 		got := ""
-		for _, p := range o.Check()(specOf(ekg)) {
+		for _, p := range o.Check(nil)(specOf(ekg)) {
 			got = p.Key
 			if p.Message != "is set by the operator's policy" {
 				t.Errorf("got %s", p.Message)

@@ -114,12 +114,12 @@ func TestBuild_ImageName(t *testing.T) {
 	o := testOptions()
 	o.Policy = wish.DefaultPolicy()
 	o.Policy.Kernelspecs.Images = wish.Patterns{"registry.example/b:*"}
-	if problems := o.Check()(spec); len(problems) != 1 || problems[0].Key != kernelspecs.ImageNamePath {
+	if problems := o.Check(nil)(spec); len(problems) != 1 || problems[0].Key != kernelspecs.ImageNamePath {
 		t.Errorf("got %v", problems)
 	}
 	o.Policy.Kernelspecs.Images = wish.Patterns{"*"}
 	o.Policy.Kernelspecs.Allow = []string{"resources"}
-	if problems := o.Check()(spec); len(problems) != 1 || problems[0].Key != kernelspecs.ImageNamePath {
+	if problems := o.Check(nil)(spec); len(problems) != 1 || problems[0].Key != kernelspecs.ImageNamePath {
 		t.Errorf("a policy without images: got %v", problems)
 	}
 	own := specOf(`{"image": "registry.example/own:1"}`)

@@ -53,10 +53,10 @@ func writeSpec(t *testing.T, dir, name, text string, o Options) kernelspecs.Spec
 	if err := os.WriteFile(filepath.Join(dir, name, "kernel.json"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range kernelspecs.Check(filepath.Join(dir, name), "", o.Check()) {
+	for _, p := range kernelspecs.Check(filepath.Join(dir, name), "", o.Check(nil)) {
 		t.Errorf("kernelspec: %v", p)
 	}
-	f, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{dir}, Check: o.Check()})
+	f, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{dir}, Check: o.Check(nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func TestBuild_LauncherOfImageKernelspec(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "kernel.json"), []byte(file), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		problems := slices.DeleteFunc(kernelspecs.Check(dir, "", testOptions().Check()),
+		problems := slices.DeleteFunc(kernelspecs.Check(dir, "", testOptions().Check(nil)),
 			func(p kernelspecs.Problem) bool { return p.Warning })
 		if len(problems) != 1 || problems[0].Line != 3 || problems[0].Key != "metadata.ekg.imageKernelspec" ||
 			problems[0].Message != "cannot be used with a launcher of Enterprise Gateway, which starts the kernel by itself" {

@@ -65,8 +65,8 @@ func (o *Options) ownerNamespace() *wish.OwnerNamespace {
 // NamespacePerOwner reports whether each owner's kernels run in a namespace of their own.
 func (o *Options) NamespacePerOwner() bool { return o.ownerNamespace() != nil }
 
-// NamespaceOf returns the namespace of an owner's kernels whose client names no other.
-func (o *Options) NamespaceOf(owner string) string {
+// namespaceOf returns the namespace of an owner's kernels whose client names no other.
+func (o *Options) namespaceOf(owner string) string {
 	if n := o.ownerNamespace(); n != nil && owner != "" {
 		return n.NameOf(owner, o.Policy.OwnerNames)
 	}
@@ -88,7 +88,7 @@ func (o *Options) MayBeOwners(namespace string) bool {
 // another owner is not a kernel: a user who may create pods in one namespace must not make kernels for others.
 func (o *Options) InNamespaceOfOwner(pod *corev1.Pod) bool {
 	owner := pod.Annotations[podspec.AnnotationOwner]
-	return o.NamespacePerOwner() && owner != "" && pod.Namespace == o.NamespaceOf(owner)
+	return o.NamespacePerOwner() && owner != "" && pod.Namespace == o.namespaceOf(owner)
 }
 
 // NamespaceFor returns the owner's namespace in which a pod is to run, or nil if it runs in another one.

@@ -40,7 +40,7 @@ func TestOwnerNamespace_Hostile(t *testing.T) {
 		"      metadata: {name: who, labels: {in: '{namespace}'}}\n      data: {owner: '{owner}'}\n")
 	const owner = "x\"}, \"kind\": \"Secret\", {namespace}\n{owner}"
 	pod := &corev1.Pod{}
-	pod.Namespace, pod.Annotations = o.NamespaceOf(owner), map[string]string{podspec.AnnotationOwner: owner}
+	pod.Namespace, pod.Annotations = o.namespaceOf(owner), map[string]string{podspec.AnnotationOwner: owner}
 	made, err := NamespaceFor(o, pod)
 	if err != nil || made == nil || len(made.Objects) != 1 {
 		t.Fatalf("%+v %v", made, err)
@@ -54,7 +54,7 @@ func TestOwnerNamespace_Hostile(t *testing.T) {
 	if _, there := o.Policy.OwnerNamespace.Objects[0]["metadata"].(map[string]any)["namespace"]; there {
 		t.Error("the policy itself was changed")
 	}
-	pod.Namespace = o.NamespaceOf("bob")
+	pod.Namespace = o.namespaceOf("bob")
 	if made, err := NamespaceFor(o, pod); made != nil || err != nil || o.InNamespaceOfOwner(pod) {
 		t.Errorf("another owner's namespace: %v %v", made, err)
 	}

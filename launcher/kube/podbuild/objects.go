@@ -143,8 +143,7 @@ func objectOf(o *wish.SpecObject, policy *wish.Policy, pod *corev1.Pod, rec pods
 	made := &unstructured.Unstructured{Object: content}
 	made.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(o.Kind))
 	unstructured.RemoveNestedField(content, "metadata", "creationTimestamp")
-	return Object{Resource: o.Resource(), Kind: o.Kind, Name: name,
-		Object: made}, nil
+	return Object{Resource: o.Resource(), Kind: o.Kind, Name: name, Object: made}, nil
 }
 
 // OwnerReference says that a pod, which exists, owns an object. A kernel's next pod owns it besides.

@@ -343,7 +343,7 @@ func TestObjects_Refused(t *testing.T) {
 			if tt.policy != "" {
 				o.Policy = policyOf(t, tt.policy)
 			}
-			problems := o.Check()(specOf(`{"image": "x", "ports": [{"containerPort": 7000}],
+			problems := o.Check(nil)(specOf(`{"image": "x", "ports": [{"containerPort": 7000}],
 "objects": [
 ` + tt.object + `]}`))
 			var got []string
@@ -374,7 +374,7 @@ func TestObjects_OthersOnly(t *testing.T) {
 		"which a kernelspec": `{"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"],
 			"dataSource": {"kind": "PersistentVolumeClaim", "name": "` + other + `"}}}}}`,
 	} {
-		problems := o.Check()(specOf(`{"image": "x", "volumes": [` + volume + `]}`))
+		problems := o.Check(nil)(specOf(`{"image": "x", "volumes": [` + volume + `]}`))
 		if len(problems) != 1 || !strings.Contains(problems[0].Message, what) {
 			t.Errorf("a kernelspec with %s: %v", volume, problems)
 		}
@@ -426,7 +426,7 @@ clients: {allow: [KERNEL_VOLUMES], volumes: [ephemeral]}`)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("a client with %s: %v, want %q", template, err, want)
 		}
-		problems := o.Check()(specOf(`{"image": "x", "volumes": [` + volume + `]}`))
+		problems := o.Check(nil)(specOf(`{"image": "x", "volumes": [` + volume + `]}`))
 		if (len(problems) == 0) != (want == "") || want != "" && !strings.Contains(problems[0].Message, want) {
 			t.Errorf("a kernelspec with %s: %v, want %q", template, problems, want)
 		}
@@ -449,7 +449,7 @@ func TestObjects_Size(t *testing.T) {
 // TestObjects_Warm: a kernelspec with objects has no warm kernels, and says why.
 func TestObjects_Warm(t *testing.T) {
 	o := objectsOptions(t)
-	problems := o.Check()(specOf(`{"image": "x", "warm": 1, "objects": [{"apiVersion": "v1", "kind": "ConfigMap",
+	problems := o.Check(nil)(specOf(`{"image": "x", "warm": 1, "objects": [{"apiVersion": "v1", "kind": "ConfigMap",
 		"metadata": {"name": "c"}}]}`))
 	if len(problems) != 1 || !problems[0].Warning || !strings.Contains(problems[0].Message, "objects of their own") {
 		t.Errorf("%+v", problems)

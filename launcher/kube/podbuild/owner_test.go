@@ -247,7 +247,7 @@ func TestOwner_NoUsers(t *testing.T) {
 		file + ":4: metadata.ekg.volumeMounts[0].subPath: " + withoutUsers}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	for _, p := range kernelspecs.Check(filepath.Join(dir, "a"), "", o.Check()) {
+	for _, p := range kernelspecs.Check(filepath.Join(dir, "a"), "", o.Check(nil)) {
 		t.Errorf("checked without an owner: %v", p)
 	}
 }
@@ -268,7 +268,7 @@ func TestOwner_KernelspecRefusals(t *testing.T) {
 			`secret.secretName: "ekg-owner" is one of ekg's own secrets`,
 		`"serviceAccountName": "{owner}"`: `metadata.ekg.serviceAccountName: "{owner}" needs a small letter`,
 	} {
-		problems := o.Check()(specOf(`{"image": "x", ` + ekg + `}`))
+		problems := o.Check(nil)(specOf(`{"image": "x", ` + ekg + `}`))
 		if len(problems) == 0 {
 			t.Errorf("%s: accepted", ekg)
 		} else if got := problems[0].Key + ": " + problems[0].Message; !strings.HasPrefix(got, want) {

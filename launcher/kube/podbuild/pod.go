@@ -56,7 +56,7 @@ func (b *builder) base() *corev1.Pod {
 	pod := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: b.o.NamespaceOf(b.req.Owner),
+			Namespace: b.o.namespaceOf(b.req.Owner),
 			Labels: map[string]string{podspec.LabelName: "ekg-kernel", podspec.LabelComponent: "kernel",
 				podspec.AnnotationIstio: "false"},
 			Annotations: map[string]string{

@@ -12,12 +12,9 @@ import (
 )
 
 // Check returns a function that returns the problems of a kernelspec whose kernels run as pods, for kernelspecs.Options
-// and kernelspecs.Check. The function may be called concurrently.
-func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem { return o.CheckWith(nil) }
-
-// CheckWith is Check for an operator with these flavors, by name. If flavors is nil, they are not known, and no
-// kernelspec has a problem with its flavor.
-func (o Options) CheckWith(flavors map[string]flavor.Flavor) func(kernelspecs.Spec) []kernelspecs.Problem {
+// and kernelspecs.Check. The operator has these flavors, by name. If flavors is nil, they are not known, and no
+// kernelspec has a problem with its flavor. The function may be called concurrently.
+func (o Options) Check(flavors map[string]flavor.Flavor) func(kernelspecs.Spec) []kernelspecs.Problem {
 	o = o.withDefaults()
 	return func(spec kernelspecs.Spec) []kernelspecs.Problem {
 		if _, problems := o.Policy.Read(spec, wish.ExampleOwner, o.KernelImage); len(problems) > 0 {

@@ -64,7 +64,7 @@ func TestCheck_Profiles(t *testing.T) {
 		o := testOptions()
 		o.Policy = policyOf(t, policy)
 		var got []string
-		for _, p := range o.Check()(specOf(profileSpec)) {
+		for _, p := range o.Check(nil)(specOf(profileSpec)) {
 			if p.Line == 0 {
 				continue // it has the line of a file, which this kernelspec has not
 			}

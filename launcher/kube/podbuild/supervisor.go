@@ -108,9 +108,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	if len(text) > maxConfig {
 		return wish.Refused("the kernel's command line has %d bytes; a pod can have at most %d", len(text), maxConfig)
 	}
-	env := pod.Spec.Containers[0].Env
-	config := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == api.PodConfigVariable })
-	env[config].Value = escapeDollars(string(text))
+	configVariable(pod).Value = escapeDollars(string(text))
 	for i := range pod.Spec.Volumes {
 		if pod.Spec.Volumes[i].Name == podspec.VolumeSecret {
 			pod.Spec.Volumes[i].Secret.SecretName = podspec.SecretName(pod.Name)

@@ -165,7 +165,7 @@ func (k WarmKind) Fit(
 	}
 	for name := range a.Env {
 		reference := "$(" + name + ")" // the kubelet would expand it
-		if strings.Contains(fixed, reference) || slices.ContainsFunc(mapValues(env),
+		if strings.Contains(fixed, reference) || slices.ContainsFunc(slices.Collect(maps.Values(env)),
 			func(value string) bool { return strings.Contains(value, reference) }) {
 			return nil, a, false
 		}
@@ -179,14 +179,6 @@ func (k WarmKind) Fit(
 	}
 	a.Owner, a.WorkingDir = req.Owner, cfg.WorkingDir
 	return pod, a, storeValues(pod, a.Env) == nil
-}
-
-func mapValues(m map[string]string) []string {
-	all := make([]string, 0, len(m))
-	for _, value := range m {
-		all = append(all, value)
-	}
-	return all
 }
 
 // storeValues adds the values of the client's variables to the stored request: the container does not have them.
@@ -244,6 +236,7 @@ func supervisorConfig(pod *corev1.Pod) (cfg api.Config, err error) {
 	return cfg, json.Unmarshal([]byte(unescapeDollars(e.Value)), &cfg)
 }
 
+// configVariable returns the variable with the supervisor's configuration in a pod, or nil.
 func configVariable(pod *corev1.Pod) *corev1.EnvVar {
 	for i := range pod.Spec.Containers {
 		if c := &pod.Spec.Containers[i]; c.Name == podspec.ContainerSupervisor {

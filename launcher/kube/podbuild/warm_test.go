@@ -108,10 +108,10 @@ func TestWarmKind_GPUs(t *testing.T) {
 	if err != nil || len(kind.GPUs) != 1 || kind.GPUs[0] != "nvidia.com/gpu" {
 		t.Fatal(kind.GPUs, err)
 	}
-	if problems := o.Check()(spec("1")); len(problems) > 0 {
+	if problems := o.Check(nil)(spec("1")); len(problems) > 0 {
 		t.Errorf("%v", problems)
 	}
-	if problems := o.Check()(warmSpec(`{"image": "py:1", "warm": 1, "flavor": "t4"}`)); len(problems) > 0 {
+	if problems := o.Check(nil)(warmSpec(`{"image": "py:1", "warm": 1, "flavor": "t4"}`)); len(problems) > 0 {
 		t.Errorf("%v", problems)
 	}
 	for gpus, want := range map[string]bool{"1": true, "2": false} {
@@ -141,7 +141,7 @@ func TestWarmKind_None(t *testing.T) {
 			"metadata.name"}}}]}`: "",
 		`{"image": "py:1", "warm": 1}`: "",
 	} {
-		problems := o.Check()(warmSpec(ekg))
+		problems := o.Check(nil)(warmSpec(ekg))
 		if (len(problems) > 0) != (want != "") || want != "" && (!problems[0].Warning ||
 			!strings.Contains(problems[0].Message, want)) {
 			t.Errorf("%s: %v", ekg, problems)

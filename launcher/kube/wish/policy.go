@@ -318,7 +318,7 @@ func parsePolicy(data []byte) (*Policy, []string) {
 		problems = append(problems, fmt.Sprintf("%d: supervisor.%s: %v", flavor.LineOf(root, i, "supervisor", key), key, err))
 	})
 	if p.JobPriorityClass != "" {
-		if err := CheckPriorityClass(p.JobPriorityClass); err != nil {
+		if err := checkPriorityClass(p.JobPriorityClass); err != nil {
 			problems = append(problems, fmt.Sprintf("%d: jobPriorityClass: %v", flavor.LineOf(root, 0, "jobPriorityClass"), err))
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// CheckQuantity returns an error if a text is not a quantity like 500m or 2Gi that is more than 0.
-func CheckQuantity(text string) error {
+// checkQuantity returns an error if a text is not a quantity like 500m or 2Gi that is more than 0.
+func checkQuantity(text string) error {
 	q, err := parseQuantity(text)
 	if err != nil || q.IsZero() {
 		return fmt.Errorf("%q is not a quantity like 500m or 128Mi", text)
@@ -19,20 +19,20 @@ func CheckQuantity(text string) error {
 	return nil
 }
 
-// CheckSecretName returns an error if a text cannot be the name of a secret.
-func CheckSecretName(text string) error {
+// checkSecretName returns an error if a text cannot be the name of a secret.
+func checkSecretName(text string) error {
 	if len(validation.IsDNS1123Subdomain(text)) > 0 {
 		return fmt.Errorf("%q is not a valid Kubernetes name", text)
 	}
 	return nil
 }
 
-// CheckPriorityClass returns an error if a text cannot be the name of a PriorityClass for kernels.
-func CheckPriorityClass(text string) error {
+// checkPriorityClass returns an error if a text cannot be the name of a PriorityClass for kernels.
+func checkPriorityClass(text string) error {
 	if strings.HasPrefix(text, "system-") {
 		return fmt.Errorf("%q is reserved for the cluster's own pods", text)
 	}
-	return CheckSecretName(text)
+	return checkSecretName(text)
 }
 
 // CheckArchitecture returns an error if a text cannot be a value of kubernetes.io/arch.
@@ -51,8 +51,8 @@ const (
 	// failing disk leaves in memory, and supervisorWork: 64 MiB read ahead of the kernel, 64 MiB that clients have
 	// sent, and a few of the largest messages, each as it came and once for each framing, until the garbage collector
 	// has run. The page cache of the log's part on disk is charged too, but the kernel reclaims it.
-	DefaultSupervisorCPU    = "50m"
-	DefaultSupervisorMemory = "128Mi"
+	defaultSupervisorCPU    = "50m"
+	defaultSupervisorMemory = "128Mi"
 	supervisorWork          = 512 << 20 // bytes
 )
 
@@ -84,8 +84,8 @@ func (r SupervisorRules) WithDefaults(logMemory int64) SupervisorRules {
 			*s = value
 		}
 	}
-	def(&r.CPU, DefaultSupervisorCPU)
-	def(&r.Memory, DefaultSupervisorMemory)
+	def(&r.CPU, defaultSupervisorCPU)
+	def(&r.Memory, defaultSupervisorMemory)
 	limit := resource.NewQuantity(logMemory+supervisorWork, resource.BinarySI)
 	if request, err := parseQuantity(r.Memory); err == nil && request.Cmp(*limit) > 0 {
 		limit = &request
@@ -101,7 +101,7 @@ func (r SupervisorRules) Problems(report func(key string, i int, err error)) {
 		if q.text == "" {
 			continue
 		}
-		if err := CheckQuantity(q.text); err != nil {
+		if err := checkQuantity(q.text); err != nil {
 			report(q.key, 0, err)
 			continue
 		}
@@ -125,7 +125,7 @@ func (r SupervisorRules) Problems(report func(key string, i int, err error)) {
 		report("pullPolicy", 0, fmt.Errorf("%q is not Always, IfNotPresent or Never", r.PullPolicy))
 	}
 	for i, name := range r.PullSecrets {
-		if err := CheckSecretName(name); err != nil {
+		if err := checkSecretName(name); err != nil {
 			report("pullSecrets", i, err)
 		}
 	}
