@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -59,18 +57,6 @@ func FuzzExtension(f *testing.F) {
 			}
 		}
 	})
-}
-
-// kernelspecs.PodKeys are the keys that the builder decodes.
-func TestExtension_Keys(t *testing.T) {
-	var e wish.Extension
-	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
-	want := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"},
-		kernelspecs.PodKeys...)
-	slices.Sort(want)
-	if len(problems) != 1 || problems[0].Message != "cannot be set; valid keys: "+strings.Join(want, ", ") {
-		t.Errorf("got %v, want the keys %v", problems, want)
-	}
 }
 
 // TestBuild_Job: the pods of jobs have a priority class of their own, unless the kernelspec has one.

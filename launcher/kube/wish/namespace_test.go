@@ -3,7 +3,31 @@ package wish
 import (
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
+
+// TestOwnerNamespace_Names: different owners have different namespaces with valid names, however long they are, and
+// also if one user's name imitates the shortened form of another's.
+func TestOwnerNamespace_Names(t *testing.T) {
+	n := &OwnerNamespace{Name: "kernels-{owner}"}
+	for _, scheme := range []OwnerNames{NamesEscaped, NamesSafe} {
+		long := strings.Repeat("a", 80)
+		short := strings.TrimPrefix(n.NameOf(long, scheme), "kernels-")
+		found := map[string]string{}
+		for _, owner := range []string{"ann", "Ann", "ann@x", "ann-40x", "ann--x", "-", "system:serviceaccount:ns:ann", long,
+			long + "b", strings.Repeat("A", 80), short, strings.ReplaceAll(short, "--", "-"), "ä"} {
+			name := n.NameOf(owner, scheme)
+			if wrong := validation.IsDNS1123Label(name); len(wrong) > 0 {
+				t.Errorf("%q: %s: %v", owner, name, wrong)
+			}
+			if found[name] != "" {
+				t.Errorf("%q and %q have %s", owner, found[name], name)
+			}
+			found[name] = owner
+		}
+	}
+}
 
 // TestOwnerNamespace_Problems: a bad description is rejected with its place.
 func TestOwnerNamespace_Problems(t *testing.T) {
