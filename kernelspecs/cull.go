@@ -14,6 +14,7 @@ type CullTimes struct {
 	BusyLimit   *Duration `json:"busyLimit,omitempty"`   // of one request; 0: no limit
 	MaxAge      *Duration `json:"maxAge,omitempty"`      // 0: no limit
 	Warning     *Duration `json:"warning,omitempty"`     // before the end; 0: no warning
+	CPU         float64   `json:"cpu,omitempty"`         // more processors in use: not idle; 0: they are not measured
 }
 
 // Duration is a length of time; in JSON a string like "2h" or "1h30m".

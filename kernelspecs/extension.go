@@ -103,6 +103,9 @@ func (r *reader) extension(n *node) Extension {
 			ext.Flavor = m.value.text
 		case m.key == "cull":
 			decodeMember(r, m.value, key, &ext.Cull)
+			if ext.Cull.CPU < 0 {
+				r.report(m.value.member("cpu"), key+".cpu", "is not a number from 0 on")
+			}
 		case m.key == "limits":
 			decodeMember(r, m.value, key, &ext.Limits)
 		case m.key == "warm":

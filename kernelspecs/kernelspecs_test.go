@@ -102,7 +102,7 @@ func TestSpec_ReadBroken(t *testing.T) {
 				`2: metadata.ekg.cull.idleTimeout: "2 hours" is not a duration like "2h", "30m" or "0"`,
 				`3: metadata.ekg.cull.maxAge: "-1h" is not a duration like "2h", "30m" or "0"`,
 				`3: metadata.ekg.cull.busyLimit: 3 is not a duration like "2h", "30m" or "0"`,
-				`4: metadata.ekg.cull.idle: cannot be set; valid keys: busyLimit, idleTimeout, maxAge, warning`,
+				`4: metadata.ekg.cull.idle: cannot be set; valid keys: busyLimit, cpu, idleTimeout, maxAge, warning`,
 				`4: metadata.ekg.cull.warning: is null; leave the key out instead`}},
 		{"how many kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"limits\": {\n\"maxKernels\": " +
 			"0,\n\"maxGpus\": 1}}}}", []string{
@@ -110,6 +110,8 @@ func TestSpec_ReadBroken(t *testing.T) {
 			`3: metadata.ekg.limits.maxGpus: cannot be set; valid keys: maxKernels`}},
 		{"how many kernels, in a word", `{"argv": ["x"], "metadata": {"ekg": {"limits": {"maxKernels": "3"}}}}`,
 			[]string{`1: metadata.ekg.limits.maxKernels: "3" is not a number from 1 to 1000000`}},
+		{"less than no processor", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"cpu\": -1}}}}",
+			[]string{`2: metadata.ekg.cull.cpu: is not a number from 0 on`}},
 		{"when kernels are ended, in a word", `{"argv": ["x"], "metadata": {"ekg": {"cull": "never"}}}`,
 			[]string{`1: metadata.ekg.cull: is a string, not an object`}},
 		{"our metadata is text", `{"argv": ["x"], "metadata": {"ekg": "x"}}`,

@@ -30,15 +30,8 @@ var idleSettings = []Group{
 			Name: "cull-interval", Env: []string{"EKG_CULL_INTERVAL"},
 			def:   api.DefaultCullInterval.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.Interval }),
-			Usage: "how often the use of processors and GPUs is measured for --cull-cpu and --cull-gpu, for example 5m, or " +
-				"a number of seconds. A change of the machine's clock is noticed after this time at the latest. It does not " +
-				"delay culling",
-		},
-		{
-			Name: "cull-cpu", Env: []string{"EKG_CULL_CPU"}, def: "0",
-			value: number(func(s *Settings) *float64 { return &s.Local.Cull.CPU }),
-			Usage: "a kernel that uses more processors than this, for example 0.2, counts as busy; 0: processors are not " +
-				"measured",
+			Usage: "how often the use of processors and GPUs is measured, if it keeps kernels, for example 5m, or a number " +
+				"of seconds. A change of the machine's clock is noticed after this time at the latest. It does not delay culling",
 		},
 		{
 			Name: "cull-gpu", Env: []string{"EKG_CULL_GPU"}, def: "0",

@@ -128,10 +128,10 @@ func TestLoad_Cull(t *testing.T) {
 				"EG_CULL_CONNECTED": "false", "EKG_CULL_CONNECTED": "true"}),
 			with(func(c *api.Cull) { c.IdleTimeout = 150 * time.Minute })},
 		{"flags", from(map[string][]string{"cull-max-age": {"86400"}, "cull-warning": {"0"},
-			"cull-keep-limit": {"0"}, "cull-cpu": {"0.5"}, "cull-gpu": {"0.05"},
+			"cull-keep-limit": {"0"}, "cull-gpu": {"0.05"},
 			"cull-idle-timeout": {"1h"}}, nil),
 			with(func(c *api.Cull) {
-				*c = api.Cull{MaxAge: 24 * time.Hour, CPU: 0.5, GPU: 0.05,
+				*c = api.Cull{MaxAge: 24 * time.Hour, GPU: 0.05,
 					IdleTimeout: time.Hour, Interval: time.Minute}
 			})},
 	} {

@@ -22,7 +22,7 @@ func TestPrintSettings_RoundTrip(t *testing.T) {
 		"log-level":         {"WARNING"},
 		"state-dir":         {"rel"},
 		"cull-idle-timeout": {"90"},
-		"cull-cpu":          {"0.25"},
+		"cull-gpu":          {"0.25"},
 		"cull-connected":    {"false"},
 	}
 	s, err := Load(from(flags, nil))

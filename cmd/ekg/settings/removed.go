@@ -11,6 +11,7 @@ var removed = map[string]string{
 	"cull-activity":                "only cells and answers to prompts end the idle time; see docs/idle.md",
 	"cull-busy-limit": "use cull.busy-limit of a group in --users-file, or metadata.ekg.cull.busyLimit of a " +
 		"kernelspec",
+	"cull-cpu":                "use metadata.ekg.cull.cpu of a kernelspec; see docs/idle.md",
 	"cull-idle-max":           "change metadata.ekg.cull.idleTimeout of the kernelspec, which has no upper bound",
 	"drain-delay":             "a gateway in a cluster serves for 5s after SIGTERM, and others end at once",
 	"gpu-samples":             "GPUs are measured every 10s where ekg-gpu lies beside ekg-supervisor",

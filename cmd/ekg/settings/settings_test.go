@@ -73,7 +73,7 @@ func TestLoad_Refuses(t *testing.T) {
 			`EG_CULL_INTERVAL: "-1m" is negative`},
 		{"more seconds than there are", flag("cull-max-age", "9999999999999"),
 			`--cull-max-age: "9999999999999" is more seconds than can be counted`},
-		{"no number", flag("cull-cpu", "NaN"), `--cull-cpu: "NaN" is not a number from 0 on`},
+		{"no number", flag("cull-gpu", "NaN"), `--cull-gpu: "NaN" is not a number from 0 on`},
 		{"no config file", flag("config", "/nonexistent.yaml"),
 			`--config: open /nonexistent.yaml: no such file or directory`},
 		{"no directory for state", Sources{Flags: from(nil, nil).Flags, Getenv: func(string) string { return "" }},

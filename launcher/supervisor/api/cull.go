@@ -59,6 +59,7 @@ func (c Cull) With(spec kernelspecs.CullTimes) Cull {
 	if spec.Warning != nil {
 		c.Warning = time.Duration(*spec.Warning)
 	}
+	c.CPU = spec.CPU
 	return c
 }
 

@@ -42,6 +42,8 @@ func TestCull_With(t *testing.T) {
 			Cull{IdleTimeout: 9, BusyLimit: 10, MaxAge: 100, Warning: 1, KeepLimit: 7}},
 		{"without a limit", kernelspecs.CullTimes{IdleTimeout: d(0), BusyLimit: d(0), MaxAge: d(0)},
 			Cull{BusyLimit: 10, Warning: 1, KeepLimit: 7}},
+		{"processors in use", kernelspecs.CullTimes{CPU: 0.2},
+			Cull{IdleTimeout: 1, BusyLimit: 10, Warning: 1, KeepLimit: 7, CPU: 0.2}},
 		{"shorter", kernelspecs.CullTimes{BusyLimit: d(2)},
 			Cull{IdleTimeout: 1, BusyLimit: 2, Warning: 1, KeepLimit: 7}},
 	} {
