@@ -41,7 +41,7 @@ type GPULabels struct {
 const (
 	KeyCurrent = "current" // of new kernels
 	KeySecond  = "second"  // that is accepted, too
-	KeyUnknown = "unknown" // neither of both, or the pod does not say it and could not be reached yet
+	KeyUnknown = "unknown" // neither of both, or the pod does not say it
 )
 
 // CullLabels is the key by which culled kernels are counted.

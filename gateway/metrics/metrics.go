@@ -98,7 +98,7 @@ var (
 		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Living kernels by the master key of their pod: current or second. It is unknown if it is neither, or if the pod " +
-			"does not say it and was not reached yet."}
+			"does not say it."}
 	metricJobs = Metric{"ekg_jobs", "gauge", []string{"state"}, true,
 		"Jobs that have not ended, by state; absent while they cannot be read."}
 	metricJobsEnded = Metric{"ekg_jobs_ended_total", "counter", []string{"outcome"}, false,

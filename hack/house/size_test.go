@@ -26,14 +26,14 @@ var bounds = map[string]int{
 // package, so that a comment can be corrected.
 var exceptions = map[string]map[string]int{
 	"methods of a type": {
-		"launcher/kube.Launcher":         181,
+		"launcher/kube.Launcher":         173,
 		"launcher/supervisor.Supervisor": 105,
 	},
 	"fields of a type": {
 		"launcher/supervisor.Supervisor": 62,
 	},
 	"lines of a package": {
-		"launcher/kube": 6400,
+		"launcher/kube": 6200,
 	},
 }
 

@@ -29,7 +29,6 @@ type kernel struct {
 	// Guarded by Launcher.mu.
 	pod              *corev1.Pod       // the newest known version of the newest generation; replaced, never changed
 	rec              podspec.Record    // of pod
-	shownKey         string            // fingerprint of the master key that a connection has shown, if rec has none
 	secretCreated    time.Time         // when its secret was last known to exist
 	removed          bool              // the pod is no longer in the cluster
 	deletionSeen     time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
@@ -152,7 +151,6 @@ func (k *kernel) forgetPodLocked() {
 	k.supervisor.ForgetLocked()
 	k.dequeued = time.Time{}
 	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
-	k.shownKey = ""
 	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
 	k.sentPull = time.Time{}
 	k.nodeNotice = sentNotice{}
@@ -401,7 +399,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	case !answers:
 		return nil, launcher.ErrNoSupervisor
 	}
-	c, err := l.connect(ctx, pod)
+	c, err := l.supervisors.Connect(ctx, pod)
 	switch {
 	case err == nil:
 		return c, nil

@@ -146,18 +146,18 @@ type Launcher struct {
 	launcher.RecordKeeper // records
 
 	// Fixed.
-	opts       Options
-	client     kubernetes.Interface
-	keys       []podspec.MasterKey // the one for new pods is the first; at least one
-	homeSpaces []string            // namespaces of kernels whose owners have none of their own
-	watched    []string            // namespaces that are watched: homeSpaces, or all of the cluster as metav1.NamespaceAll
-	timing     timing
-	log        *slog.Logger
-	informers  []cache.SharedIndexInformer // of pods, one for each namespace
-	dialer     poddial.Dialer
-	follower   *follow.Follower
-	cancel     context.CancelCauseFunc
-	ctx        context.Context // the launcher's own life, ended by Close
+	opts        Options
+	client      kubernetes.Interface
+	keys        podspec.MasterKeys
+	homeSpaces  []string // namespaces of kernels whose owners have none of their own
+	watched     []string // namespaces that are watched: homeSpaces, or all of the cluster as metav1.NamespaceAll
+	timing      timing
+	log         *slog.Logger
+	informers   []cache.SharedIndexInformer // of pods, one for each namespace
+	supervisors poddial.Supervisors
+	follower    *follow.Follower
+	cancel      context.CancelCauseFunc
+	ctx         context.Context // the launcher's own life, ended by Close
 
 	replicas  *replicas.Replicas // nil: none
 	opened    time.Time
@@ -202,7 +202,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	keys, err := o.masterKeys()
+	keys, err := podspec.NewMasterKeys(o.MasterKey, o.SecondMasterKey)
 	if err != nil {
 		return nil, err
 	}
@@ -242,8 +242,12 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		l.opts.Warm = func() []launcher.Warm { return nil } // those of earlier gateways are ended
 	}
 	l.warm = newWarmStore(l)
-	l.logKeys()
-	l.dialer = reach(o.Cluster)
+	second := "none"
+	if len(keys) > 1 {
+		second = keys[1].Fingerprint
+	}
+	l.log.Info("master keys", logkey.MasterKey, keys[0].Fingerprint, logkey.SecondKey, second)
+	l.supervisors = poddial.Supervisors{Dialer: reach(o.Cluster), Keys: keys}
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
 	at, err := o.Cluster.findPeers(ctx, l.apiContext, l.log)
@@ -319,9 +323,6 @@ func (o *Options) complete() error {
 	case o.DeadLinger < 0 || o.EvictIdleAfter < 0:
 		return errors.New("DeadLinger, EvictIdleAfter: negative")
 	}
-	if err := o.checkKeys(); err != nil {
-		return err
-	}
 	if err := o.Pods.Validate(); err != nil {
 		return fmt.Errorf("Pods.%w", err)
 	}
@@ -358,7 +359,7 @@ func (l *Launcher) Close() error {
 	l.cancel(errClosed)
 	l.replicas.Close()
 	l.goroutines.Wait()
-	l.dialer.Close(errClosed)
+	l.supervisors.Close(errClosed)
 	return nil
 }
 

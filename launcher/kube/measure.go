@@ -30,7 +30,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	}
 	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpuSeconds), maps.Clone(l.gpuBusy)
 	l.warm.Measure(&m)
-	m.Culls, m.Keys = l.endings.Culls(), l.measureKeysLocked(known)
+	m.Culls, m.Keys = l.endings.Culls(), countKeysLocked(l.keys, known)
 	l.follower.MeasureLocked(&m)
 	return m
 }

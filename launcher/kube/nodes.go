@@ -65,7 +65,7 @@ func (l *Launcher) sendNodeNotice(k *kernel, text string) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
-	client, err := l.supervisor(pod)
+	client, err := l.supervisors.Client(pod)
 	if err == nil {
 		ctx, cancel := context.WithTimeout(l.ctx, updateTime)
 		err = client.SetNodeNotice(ctx, text)

@@ -59,23 +59,21 @@ func (l *Launcher) openObjects(pod *corev1.Pod) (*corev1.Pod, error) {
 	if err != nil {
 		return nil, errSealed
 	}
-	for _, key := range l.keys {
-		if key.Fingerprint != rec.MasterKey {
-			continue
-		}
-		c, err := objectsCipher(pod, key)
-		if err != nil {
-			return nil, err
-		}
-		plain, err := c.Open(nil, nil, sealed, nil)
-		if err != nil {
-			return nil, errSealed
-		}
-		pod = pod.DeepCopy()
-		pod.Annotations[podspec.AnnotationKernelObjects] = string(plain)
-		return pod, nil
+	key, ok := l.keys.Named(rec.MasterKey)
+	if !ok {
+		return nil, errSealed
 	}
-	return nil, errSealed
+	c, err := objectsCipher(pod, key)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := c.Open(nil, nil, sealed, nil)
+	if err != nil {
+		return nil, errSealed
+	}
+	pod = pod.DeepCopy()
+	pod.Annotations[podspec.AnnotationKernelObjects] = string(plain)
+	return pod, nil
 }
 
 // errSealed says that no gateway with this master key has written the objects of a pod.

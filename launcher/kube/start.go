@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +14,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
@@ -274,11 +271,11 @@ func (l *Launcher) createPartsBy(ctx context.Context, pod *corev1.Pod,
 	if !l.opts.Pods.MayGetKeys(pod, rec) {
 		return "secret", errForeignKeys
 	}
-	k, err := l.keysOf(pod)
+	k, err := l.keys.Of(pod)
 	if err != nil {
 		return "secret", err
 	}
-	secret := podspec.BuildSecret(pod, k.Keys)
+	secret := podspec.BuildSecret(pod, k)
 	return "secret", by(ctx, func(ctx context.Context) error {
 		_, err := l.client.CoreV1().Secrets(pod.Namespace).Create(ctx, secret, metav1.CreateOptions{})
 		return err
@@ -399,14 +396,6 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 		return nil, nil, fmt.Errorf("pod %s: its objects: %w", old.Name, err)
 	}
 	req, err := podbuild.ReadRequest(opened, rec)
-	if errors.Is(err, podbuild.ErrNoRequest) {
-		pod := copyPod(old)
-		rec.KeyVersion = l.opts.Pods.KeyVersion(pod.Namespace)
-		rec.Write(pod)
-		setSecretName(pod, podspec.SecretName(old.Name))
-		pod.Annotations[annotationClaimed] = claimed
-		return pod, nil, nil
-	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("pod %s: its request: %w", old.Name, err)
 	}
@@ -425,40 +414,4 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	}
 	pod.Annotations[annotationClaimed] = claimed // a request has named it
 	return pod, req.Flavor, nil
-}
-
-// copyPod returns a copy of a pod that an earlier version of ekg has created, without a stored request. The copy keeps
-// what the cluster has added to the annotations and to ekg's two containers: nothing distinguishes it from the request.
-func copyPod(old *corev1.Pod) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:   old.Namespace,
-			Labels:      maps.Clone(old.Labels),
-			Annotations: maps.Clone(old.Annotations),
-		},
-		Spec: *old.Spec.DeepCopy(),
-	}
-	for _, key := range []string{
-		podspec.AnnotationEnding, admission.AnnotationTerm, podspec.AnnotationAdmitted, podspec.AnnotationLimit,
-		podspec.AnnotationRejected,
-	} {
-		delete(pod.Annotations, key)
-	}
-	pod.Spec.NodeName = ""
-	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates,
-		func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
-	pod.Spec.InitContainers, pod.Spec.EphemeralContainers = nil, nil
-	pod.Spec.Containers = slices.DeleteFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-		return c.Name != podspec.ContainerSupervisor && c.Name != podspec.ContainerKernel
-	})
-	return pod
-}
-
-// setSecretName replaces the name of the earlier pod's secret by that of the pod's own.
-func setSecretName(pod *corev1.Pod, earlier string) {
-	for i := range pod.Spec.Volumes {
-		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == earlier {
-			s.SecretName = podspec.SecretName(pod.Name)
-		}
-	}
 }

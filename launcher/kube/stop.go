@@ -176,7 +176,7 @@ func (l *Launcher) stopSupervisor(pod *corev1.Pod, reason, request string) bool 
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, l.timing.stop)
 	defer cancel()
-	client, err := l.supervisor(pod)
+	client, err := l.supervisors.Client(pod)
 	if err == nil {
 		client.Request = request
 		err = client.Stop(ctx, reason)

@@ -377,6 +377,7 @@ func runningPodBy(t testing.TB, o podbuild.Options, n int, req launcher.Request)
 		SpecName:   "python3",
 		Created:    created,
 		Protocol:   1,
+		MasterKey:  fingerprintOf(t, testKey),
 	})
 	if err != nil {
 		t.Fatal(err)

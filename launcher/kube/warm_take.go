@@ -57,7 +57,7 @@ func (w *warmStore) claim(ctx context.Context, kind podbuild.WarmKind, pod *core
 	if err != nil {
 		return d, launcher.ClaimUnfit, err
 	}
-	supervisor, err := l.supervisor(pod)
+	supervisor, err := l.supervisors.Client(pod)
 	if err != nil {
 		return d, launcher.ClaimUnfit, err
 	}

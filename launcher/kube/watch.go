@@ -332,7 +332,7 @@ func (l *Launcher) sendUpdates(k *kernel) {
 	for ; len(k.unsent) > 0; k.unsent = k.unsent[1:] {
 		n := k.unsent[0]
 		l.mu.Unlock()
-		client, err := l.supervisor(n.pod)
+		client, err := l.supervisors.Client(n.pod)
 		if err == nil {
 			ctx, cancel := context.WithTimeout(l.ctx, updateTime)
 			err = client.SetWaiting(ctx, n.waiting)
@@ -369,7 +369,7 @@ func (f followed) Client() (*api.Client, error) {
 	f.l.mu.Lock()
 	pod := f.k.pod
 	f.l.mu.Unlock()
-	return f.l.supervisor(pod)
+	return f.l.supervisors.Client(pod)
 }
 
 // Rest waits for the pause, or until the pod's containers change.

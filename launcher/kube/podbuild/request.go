@@ -2,7 +2,6 @@ package podbuild
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,8 +22,9 @@ const annotationRequest = podspec.Domain + "request"
 // maxRequest bounds annotationRequest, in bytes. All annotations of an object may have 256 KiB, and notes need 128 KiB.
 const maxRequest = 112 << 10
 
-// ErrNoRequest says that a pod has no stored request: an earlier version of ekg has built it.
-var ErrNoRequest = errors.New("the pod has no stored request")
+// errNoRequest says that a pod has no stored request.
+var errNoRequest = &launcher.FailedError{Class: launcher.FailedRefused,
+	Reason: "an earlier build of the gateway has made its pod, so there is no next one"}
 
 // storedRequest is what Build needs of a launcher.Request besides the Record. The values of the client's variables are
 // not repeated here: they are those of the kernel's container, and there may be a megabyte of them.
@@ -96,11 +96,11 @@ func storedFlavor(f *flavor.Flavor) *flavor.Flavor {
 
 // ReadRequest returns the request from which a kernel's pod was built, so that Build returns the kernel's next pod.
 // The request has nothing that the cluster has added to the pod: no annotation, label, container, volume or variable.
-// The error is ErrNoRequest if the pod has no stored request. AnnotationKernelObjects of the pod must not be encrypted.
+// AnnotationKernelObjects of the pod must not be encrypted.
 func ReadRequest(pod *corev1.Pod, rec podspec.Record) (launcher.Request, error) {
 	text := pod.Annotations[annotationRequest]
 	if text == "" {
-		return launcher.Request{}, ErrNoRequest
+		return launcher.Request{}, errNoRequest
 	}
 	var stored storedRequest
 	if err := json.Unmarshal([]byte(text), &stored); err != nil {

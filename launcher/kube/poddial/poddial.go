@@ -49,8 +49,36 @@ type Dialer interface {
 	Close(cause error)
 }
 
-// DialTLS connects to a pod's supervisor with TLS, and verifies the pod's key.
-func DialTLS(ctx context.Context, d Dialer, pod *corev1.Pod, k podspec.Keys) (net.Conn, error) {
+// Supervisors connects to the supervisors in pods, with the keys that the pods' records name.
+type Supervisors struct {
+	Dialer
+	Keys podspec.MasterKeys
+}
+
+// Connect connects to a pod's supervisor with TLS, whatever the kernel's state.
+func (s Supervisors) Connect(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+	k, err := s.Keys.Of(pod)
+	if err != nil {
+		return nil, err
+	}
+	return dialTLS(ctx, s.Dialer, pod, k)
+}
+
+// Client returns a client of a pod's supervisor.
+func (s Supervisors) Client(pod *corev1.Pod) (*api.Client, error) {
+	k, err := s.Keys.Of(pod)
+	if err != nil {
+		return nil, err
+	}
+	return &api.Client{
+		KernelID: pod.Labels[podspec.LabelKernel],
+		Token:    k.Token,
+		Dial:     func(ctx context.Context) (net.Conn, error) { return dialTLS(ctx, s.Dialer, pod, k) },
+	}, nil
+}
+
+// dialTLS connects to a pod's supervisor with TLS, and verifies the pod's key.
+func dialTLS(ctx context.Context, d Dialer, pod *corev1.Pod, k podspec.Keys) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	raw, err := d.Dial(ctx, pod)

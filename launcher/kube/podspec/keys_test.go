@@ -49,3 +49,17 @@ func TestDeriveKeys(t *testing.T) {
 		t.Error("an unknown version was derived")
 	}
 }
+
+// TestNewMasterKeys: bad master keys are rejected by name.
+func TestNewMasterKeys(t *testing.T) {
+	key := []byte("0123456789abcdef0123456789abcdef")
+	for want, keys := range map[string][2][]byte{
+		"MasterKey: 3 bytes, 32 are needed":       {[]byte("abc"), nil},
+		"SecondMasterKey: 3 bytes, 32 are needed": {key, []byte("abc")},
+		"SecondMasterKey: equals MasterKey":       {key, key},
+	} {
+		if _, err := NewMasterKeys(keys[0], keys[1]); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}

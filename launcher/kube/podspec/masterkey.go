@@ -1,11 +1,19 @@
 package podspec
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // MasterKey is a key that all gateways share, with its fingerprint: 16 hexadecimal digits, which are derived like the
@@ -14,6 +22,56 @@ import (
 type MasterKey struct {
 	Secret      []byte
 	Fingerprint string
+}
+
+// MasterKeys are the master keys of a gateway, at least one. The first is for new pods. Pods with a second one are
+// reached, too.
+type MasterKeys []MasterKey
+
+// NewMasterKeys returns the master keys of these secrets. second may be nil. An error names the bad one.
+func NewMasterKeys(first, second []byte) (MasterKeys, error) {
+	switch {
+	case len(first) < MinMasterKey:
+		return nil, fmt.Errorf("MasterKey: %d bytes, %d are needed", len(first), MinMasterKey)
+	case len(second) > 0 && len(second) < MinMasterKey:
+		return nil, fmt.Errorf("SecondMasterKey: %d bytes, %d are needed", len(second), MinMasterKey)
+	case bytes.Equal(first, second):
+		return nil, errors.New("SecondMasterKey: equals MasterKey")
+	}
+	key, err := NewMasterKey(first)
+	if err != nil || len(second) == 0 {
+		return MasterKeys{key}, err
+	}
+	other, err := NewMasterKey(second)
+	return MasterKeys{key, other}, err
+}
+
+// Named returns the master key with a fingerprint.
+func (ks MasterKeys) Named(fingerprint string) (key MasterKey, ok bool) {
+	at := slices.IndexFunc(ks, func(k MasterKey) bool { return k.Fingerprint == fingerprint })
+	if at < 0 {
+		return key, false
+	}
+	return ks[at], true
+}
+
+// Of returns the keys of a pod, whose record names their master key. The error is a *launcher.UnsupportedError if that
+// is none of these.
+func (ks MasterKeys) Of(pod *corev1.Pod) (Keys, error) {
+	rec, err := ReadRecord(pod)
+	if err != nil {
+		return Keys{}, err
+	}
+	key, ok := ks.Named(rec.MasterKey)
+	switch {
+	case ok:
+		return DeriveKeys(key.Secret, pod.Namespace, pod.Name, rec.KeyVersion)
+	case rec.MasterKey == "":
+		return Keys{}, &launcher.UnsupportedError{
+			Reason: "an earlier build of the gateway has made its pod, which names no master key"}
+	}
+	return Keys{}, &launcher.UnsupportedError{Reason: fmt.Sprintf(
+		"its keys are derived from a master key that this gateway does not have (fingerprint %.32q)", rec.MasterKey)}
 }
 
 // NewMasterKey returns a master key with its fingerprint.

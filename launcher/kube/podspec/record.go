@@ -42,7 +42,7 @@ const (
 	annotationCreated    = Domain + "created"     // when the kernel's first pod was created, in RFC 3339 with nanoseconds
 	annotationProtocol   = Domain + "protocol"    // api.ProtocolVersion
 	AnnotationKeyVersion = Domain + "key-version" // KeyVersion
-	AnnotationMasterKey  = Domain + "master-key"  // MasterKey.Fingerprint; pods of earlier releases have none
+	AnnotationMasterKey  = Domain + "master-key"  // MasterKey.Fingerprint
 	annotationGroups     = Domain + "groups"      // launcher.Request.Groups in JSON
 	AnnotationEnding     = Domain + "ending"      // api.Ending in JSON, if a gateway ended the pod
 	AnnotationAdmitted   = Domain + "admitted"    // when limits admitted the pod, in RFC 3339 with nanoseconds
@@ -68,7 +68,7 @@ type Record struct {
 	Created    time.Time // when the kernel's first pod was created
 	Protocol   int       // api.ProtocolVersion of the pod's supervisor
 	KeyVersion int       // with which DeriveKeys gives the pod's keys
-	MasterKey  string    // Fingerprint of the MasterKey of the pod's keys; pods of earlier releases have ""
+	MasterKey  string    // Fingerprint of the MasterKey of the pod's keys
 	Groups     []string  // launcher.Request.Groups
 	Flavor     string    // name of the flavor; "" for none
 	Profile    string    // name of the kernelspec's profile; "" for none

@@ -111,7 +111,7 @@ func parseVersion(text string) (v recordVersion, ok bool) {
 // Options configures a Store.
 type Options struct {
 	ConfigMaps corev1client.ConfigMapInterface // of the namespace that has the records
-	Keys       []podspec.MasterKey             // the first is for new records; at least one
+	Keys       podspec.MasterKeys              // the first is for new records
 	Log        *slog.Logger
 
 	// Metadata returns the metadata of one page of those config maps, and where the next page begins.

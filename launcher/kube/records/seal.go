@@ -42,27 +42,25 @@ func (s *Store) seal(n recordName, data []byte) ([]byte, error) {
 // openSealed returns the data of a record. fingerprint names the master key. Everything that is wrong with the content
 // is ErrRecordDamaged.
 func (s *Store) openSealed(n recordName, fingerprint string, sealed []byte) ([]byte, error) {
-	for _, key := range s.opts.Keys {
-		if key.Fingerprint != fingerprint {
-			continue
-		}
-		c, err := recordCipher(n, key)
-		if err != nil {
-			return nil, err
-		}
-		packed, err := c.Open(nil, nil, sealed, nil)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %v", launcher.ErrRecordDamaged, err)
-		}
-		r, err := gzip.NewReader(bytes.NewReader(packed))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %v", launcher.ErrRecordDamaged, err)
-		}
-		data, err := io.ReadAll(io.LimitReader(r, maxRecord+1))
-		if err != nil || len(data) > maxRecord {
-			return nil, fmt.Errorf("%w: its content cannot be unpacked", launcher.ErrRecordDamaged)
-		}
-		return data, nil
+	key, ok := s.opts.Keys.Named(fingerprint)
+	if !ok {
+		return nil, fmt.Errorf("%w: fingerprint %.32q", launcher.ErrRecordDamaged, fingerprint)
 	}
-	return nil, fmt.Errorf("%w: fingerprint %.32q", launcher.ErrRecordDamaged, fingerprint)
+	c, err := recordCipher(n, key)
+	if err != nil {
+		return nil, err
+	}
+	packed, err := c.Open(nil, nil, sealed, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %v", launcher.ErrRecordDamaged, err)
+	}
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %v", launcher.ErrRecordDamaged, err)
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxRecord+1))
+	if err != nil || len(data) > maxRecord {
+		return nil, fmt.Errorf("%w: its content cannot be unpacked", launcher.ErrRecordDamaged)
+	}
+	return data, nil
 }
