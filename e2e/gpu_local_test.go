@@ -75,7 +75,12 @@ func TestE2E_JobsGiveWay(t *testing.T) {
 	t.Parallel() // it mostly waits
 	nvml := newFakeNVML(t)
 	audit := filepath.Join(t.TempDir(), "audit")
-	g := prepare(t, "", "--start-wait", "1s", "--jobs-give-way", "2s", "--audit-log", audit)
+	g := prepare(t, "", "--start-wait", "1s", "--audit-log", audit)
+	flavors := filepath.Join(g.dir, "flavors.yaml")
+	if err := os.WriteFile(flavors, []byte("flavors: [{name: one, gpu: {}, jobsGiveWay: 2s}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.args = append(g.args, "--flavors", flavors)
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
 	g.start()
 	saved := filepath.Join(g.dir, "saved")
@@ -86,7 +91,7 @@ func TestE2E_JobsGiveWay(t *testing.T) {
 	first := g.jobIs(id, "trains", 30*time.Second, func(j job) bool { return j.State == "running" && j.Cell == 3 }).Kernel
 
 	var notebook model
-	g.want(201, "POST", "/api/kernels", `{"name": "python3", "env": {"KERNEL_GPUS": "1"}}`, &notebook)
+	g.want(201, "POST", "/api/kernels", `{"name": "python3", "env": {"KERNEL_FLAVOR": "one"}}`, &notebook)
 	if notebook.ExecutionState != "starting" || !strings.Contains(notebook.Reason, "it waits for a GPU") {
 		t.Errorf("the notebook's kernel is %+v", notebook)
 	}

@@ -178,10 +178,11 @@ func TestE2E_KubeJobsGiveWay(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const pool = "gives.example/gpu"
 	flavors := filepath.Join(t.TempDir(), "flavors.yaml")
-	if err := os.WriteFile(flavors, []byte("flavors:\n- {name: one, resource: {name: "+pool+"}}\n"), 0o600); err != nil {
+	text := "flavors: [{name: one, jobsGiveWay: 2s, resource: {name: " + pool + "}}]\n"
+	if err := os.WriteFile(flavors, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", flavors, "--jobs-give-way", "2s")
+	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", flavors)
 	k.cluster.offer(t, map[string]string{pool: "1"})
 	k.start()
 	path := k.notebookFile("gives.ipynb", "n = 300", "import time\ntry:\n    time.sleep(n)\nexcept KeyboardInterrupt:\n"+

@@ -30,13 +30,10 @@ func (e *entry) mayGiveWay(kernel string) bool {
 		e.GaveWay != kernel && e.Attempt <= e.Retries && time.Since(e.Started) >= giveWayAfter
 }
 
-// giveWay looks at each kernel that has waited for a GPU for longer than the policy says. It chooses a job whose end
+// giveWay looks at each kernel that has waited for a GPU for as long as its flavor says. It chooses a job whose end
 // gives that kernel a GPU, and writes the choice into the job's record, where the job's holder reads it. All gateways
 // choose alike: the job with the lowest priority, then the one that was started last.
 func (m *Manager) giveWay(ctx context.Context, all []stored) error {
-	if m.policy.GiveWay == 0 {
-		return nil
-	}
 	waits, err := m.kernels.GPUWaits(ctx)
 	if err != nil {
 		return err
@@ -49,7 +46,7 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 		}
 	}
 	for _, w := range waits {
-		if w.For < m.policy.GiveWay || ofJobs[w.Kernel] || given[w.Kernel] {
+		if ofJobs[w.Kernel] || given[w.Kernel] {
 			continue
 		}
 		s := gives(all, w)

@@ -17,10 +17,9 @@ import (
 func TestManager_GiveWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
-		policy := Policy{GiveWay: 30 * time.Second}
-		m, end := gatewayOf(records, kernels, policy, time.Hour)
+		m, end := gatewayOf(records, kernels, Policy{}, time.Hour)
 		defer end()
-		_, endOther := gatewayOf(records, kernels, policy, time.Hour)
+		_, endOther := gatewayOf(records, kernels, Policy{}, time.Hour)
 		defer endOther()
 		job := func(name string, priority, retries int) string {
 			s := submission(name, name)
@@ -51,8 +50,8 @@ func TestManager_GiveWay(t *testing.T) {
 		wait := func(kernel string, d time.Duration) launcher.GPUWait {
 			return launcher.GPUWait{Kernel: kernel, For: d, Holders: holders}
 		}
-		kernels.setWaits(wait("notebook", 29*time.Second), wait(holders[0], time.Hour))
-		gives("it has not waited for long, and a job's kernel waits")
+		kernels.setWaits(wait(holders[0], time.Hour))
+		gives("a job's kernel waits")
 		kernels.setWaits(wait("notebook", 30*time.Second))
 		gives("it has waited", newer)
 		wantState(t, m, newer, Queued, reasonGaveWay)
@@ -86,14 +85,12 @@ func TestManager_GiveWay(t *testing.T) {
 	})
 }
 
-// A job that gives way, and is stopped meanwhile, is stopped. Nothing gives way by default.
+// A job that gives way, and is stopped meanwhile, is stopped.
 func TestManager_GiveWayStopped(t *testing.T) {
-	for after, policy := range map[time.Duration]Policy{
-		0: {GiveWay: time.Second}, time.Minute: {GiveWay: time.Second}, 1: {},
-	} {
+	for _, after := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			kernels := newCluster(9)
-			m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, policy, time.Hour)
+			m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{}, time.Hour)
 			defer end()
 			s := submission("ann", "job")
 			s.Retries = 5
@@ -102,10 +99,6 @@ func TestManager_GiveWayStopped(t *testing.T) {
 			kernel := wantState(t, m, id, Running, "").Kernel
 			kernels.setWaits(launcher.GPUWait{Kernel: "notebook", For: time.Hour, Holders: []string{kernel}})
 			time.Sleep(time.Minute)
-			if policy.GiveWay == 0 {
-				wantState(t, m, id, Running, "")
-				return
-			}
 			wantState(t, m, id, Queued, reasonGaveWay)
 			time.Sleep(after)
 			if _, err := m.Stop(t.Context(), id); err != nil {
@@ -125,7 +118,7 @@ func TestManager_GiveWayStopped(t *testing.T) {
 func TestManager_GiveWayInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kernels := newCluster(9)
-		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{GiveWay: time.Second}, time.Hour)
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{}, time.Hour)
 		defer end()
 		s := submission("ann", "job")
 		s.Retries = 5

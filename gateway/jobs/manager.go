@@ -41,7 +41,6 @@ type Policy struct {
 	KeepFor     time.Duration // after their end; 0: without a limit
 	Keep        int           // how many that have ended; 0: any number
 	Definitions int           // 0: any number
-	GiveWay     time.Duration // after which a job gives its GPU to a kernel that waits for one; 0: never
 }
 
 // Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
@@ -65,7 +64,7 @@ type Kernels interface {
 	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
 	Stop(ctx context.Context, author Author, id, reason string) error
 
-	// GPUWaits returns the kernels that wait for GPUs which others hold, the longest first.
+	// GPUWaits returns the kernels for which jobs end: they have waited for GPUs for long enough, the longest first.
 	GPUWaits(ctx context.Context) ([]launcher.GPUWait, error)
 	// Starts reports whether a kernel is still being started, or waits.
 	Starts(ctx context.Context, id string) (bool, error)

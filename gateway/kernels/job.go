@@ -3,6 +3,7 @@ package kernels
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -125,14 +126,26 @@ func (s *Service) Lost(ctx context.Context, id string) (reason string) {
 	return k.Reason
 }
 
-// GPUWaits returns the kernels that wait for GPUs which others hold, the longest first. The list is empty if the
-// launcher does not know them.
+// GPUWaits returns the kernels that have waited for GPUs for as long as their flavor says, the longest first. The list
+// is empty if the launcher does not know who waits.
 func (s *Service) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
+	after := map[string]time.Duration{}
+	if s.opts.Flavors != nil {
+		for _, f := range s.opts.Flavors.List() {
+			if f.JobsGiveWay > 0 {
+				after[f.Name] = f.JobsGiveWay
+			}
+		}
+	}
 	waiter, ok := s.launcher.(launcher.GPUWaiter)
-	if !ok {
+	if !ok || len(after) == 0 {
 		return nil, nil
 	}
-	return waiter.GPUWaits(ctx)
+	waits, err := waiter.GPUWaits(ctx)
+	return slices.DeleteFunc(waits, func(w launcher.GPUWait) bool {
+		k, err := s.launcher.Kernel(ctx, w.Kernel)
+		return err != nil || after[k.Flavor] == 0 || w.For < after[k.Flavor] // a kernel that is gone does not wait
+	}), err
 }
 
 // GaveWay writes to the audit log that a kernel is ended for another one.

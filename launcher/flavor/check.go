@@ -54,6 +54,7 @@ func (f *Flavor) problems() (list []string) {
 	wrong(f.Placeholders != nil, "placeholders: was removed; use the component placeholders of deploy/kubernetes, or the "+
 		"chart's placeholders")
 	wrong(!(f.PricePerHour >= 0 && f.PricePerHour <= math.MaxFloat64), "pricePerHour: is not a number from 0")
+	wrong(f.JobsGiveWay < 0, "jobsGiveWay: is negative")
 	for key, value := range f.NodeSelector {
 		wrong(len(validation.IsQualifiedName(key)) > 0, "nodeSelector: %s is not a valid label key", quoted(key))
 		wrong(len(validation.IsValidLabelValue(value)) > 0, "nodeSelector: %s is not a valid label value", quoted(value))

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -42,6 +43,10 @@ type Flavor struct {
 	NodeSelector map[string]string `yaml:"nodeSelector" json:"nodeSelector,omitempty"`
 	Tolerations  []Toleration      `yaml:"tolerations" json:"tolerations,omitempty"`
 	RuntimeClass string            `yaml:"runtimeClass" json:"runtimeClass,omitempty"`
+
+	// JobsGiveWay is how long a notebook's kernel of this flavor waits for a GPU before a job ends to free one. 0: no job
+	// ends for it.
+	JobsGiveWay time.Duration `yaml:"jobsGiveWay" json:"-"`
 
 	// Placeholders was removed. Its error says what to use.
 	Placeholders any `yaml:"placeholders" json:"-"`

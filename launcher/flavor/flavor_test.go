@@ -69,6 +69,8 @@ func TestParse_Problems(t *testing.T) {
 		{entry("{name: a, gpu: {count: -1}}"), "gpu.count: -1 is not a number from 0"},
 		{entry("{name: a, gpu: {}, units: -1}"), "f.yaml:2: units: not a number of GPUs"},
 		{entry("{name: a, gpu: {}, units: [1]}"), "f.yaml:2: units: not a number of GPUs"},
+		{entry("{name: a, gpu: {}, jobsGiveWay: -1s}"), "jobsGiveWay: is negative"},
+		{entry("{name: a, gpu: {}, jobsGiveWay: soon}"), "f.yaml:2: str `soon` has the wrong type"},
 		{entry("{name: a, none: true, units: 1}"), "units: a flavor without a GPU counts as no GPU"},
 		{entry("{name: a, mig: {profile: small}}"), `mig.profile: "small" is not a profile like 1g.10gb`},
 		{entry("{name: a, mig: {profile: 1g.5gb, strategy: single}}"), "mig.strategy: single needs a nodeSelector"},

@@ -234,11 +234,5 @@ var gatewaySettings = []Group{
 			Usage: "folder, which all gateways mount, with the jobs and their notebooks. Empty: they are in --state-dir, or " +
 				"in config maps of the cluster. See docs/jobs.md",
 		},
-		{
-			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
-			value: limit(func(s *Settings) *time.Duration { return &s.Gateway.Jobs.GiveWay }),
-			Usage: "how long a notebook's kernel waits for a GPU before a job with retries left is ended to free one; 0: " +
-				"no job is ended. See docs/jobs.md",
-		},
 	}},
 }

@@ -16,6 +16,7 @@ var removed = map[string]string{
 	"drain-delay":             "a gateway in a cluster serves for 5s after SIGTERM, and others end at once",
 	"gpu-samples":             "GPUs are measured every 10s where ekg-gpu lies beside ekg-supervisor",
 	"home-limit":              "the limit is 10GiB; mount a volume as the home folder for more",
+	"jobs-give-way":           "use jobsGiveWay of a flavor in the file of --flavors; see docs/jobs.md",
 	"keep-endings":            "the cluster keeps the reasons of ends for 7 days",
 	"kube-burst":              "a gateway sends at most 200 requests at once to the API server",
 	"kube-peers":              "gateways in a cluster find each other by the labels of the manifests and the chart",
