@@ -55,7 +55,7 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyter.Header) (name, reason string) {
 	switch {
 	case s.use.State() == api.Dead:
-		return "KernelDied", s.reason
+		return "KernelDied", s.kernel.reason
 	case m.Channel != jupyter.Stdin && s.clients.requests.OfOther(h.MsgID, c.session.User):
 		return "DuplicateID", "another user's request with this msg_id is not finished"
 	case h.MsgType == "shutdown_request" && c.guest:
@@ -67,7 +67,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 // admitLocked answers a message, or passes it to the channel's gate.
 func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
 	if h.MsgType == "kernel_info_request" && m.Channel == jupyter.Shell && h.Subshell == "" &&
-		s.use.State() == api.Busy && s.kernelInfo != nil {
+		s.use.State() == api.Busy && s.kernel.info != nil {
 		for _, answer := range s.kernelInfoLocked(&m) {
 			s.log.Append(c.session.Number, answer, true)
 		}
@@ -83,7 +83,7 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 		s.use.Used()
 	}
 	r := s.clients.register(c.session, &m, h)
-	if err := s.gates[m.Channel].Push(m, r); err != nil {
+	if err := s.kernel.gates[m.Channel].Push(m, r); err != nil {
 		if r != nil {
 			s.clients.finish(r)
 		}
@@ -110,8 +110,8 @@ func (s *Supervisor) answerReaderLocked(c *clientConn, q asked) {
 	case q.h.MsgType != "kernel_info_request" || q.m.Channel == jupyter.Stdin:
 		s.clients.reject(c, &q.m, q.h, "Forbidden", "you may only look at this kernel")
 	case s.use.State() == api.Dead:
-		s.clients.reject(c, &q.m, q.h, "KernelDied", s.reason)
-	case s.kernelInfo != nil && s.upLocked():
+		s.clients.reject(c, &q.m, q.h, "KernelDied", s.kernel.reason)
+	case s.kernel.info != nil && s.upLocked():
 		m := plainKernelInfo(q.m.Channel, q.h)
 		c.send(s.kernelInfoLocked(&m)...)
 	case len(c.asked) >= maxAsked:
@@ -150,7 +150,7 @@ func (s *Supervisor) upLocked() bool {
 // follows, because the idle of this answer is not the kernel's.
 func (s *Supervisor) kernelInfoLocked(m *jupyter.Message) []jupyter.Message {
 	reply := jupyter.New(m.Channel, "kernel_info_reply", s.notices.Sender(), m.Header, struct{}{})
-	reply.Content = s.kernelInfo
+	reply.Content = s.kernel.info
 	return []jupyter.Message{s.notices.State(api.Busy, m.Header), reply, s.notices.State(api.Idle, m.Header),
 		s.clients.presentStatus()}
 }

@@ -221,8 +221,8 @@ func (s *Supervisor) awaitReadyBridge(ctx context.Context) (*bridge, error) {
 	for {
 		_, changed := s.Status()
 		s.mu.Lock()
-		b, info := s.bridge, s.kernelInfo
-		ready := b != nil && b.ready
+		b, info := s.kernel.bridge, s.kernel.info
+		ready := s.kernel.connected()
 		s.mu.Unlock()
 		if ready && info != nil {
 			if err := isPython(info); err != nil {

@@ -84,7 +84,7 @@ func (s *Supervisor) openBridge(
 	ctx context.Context, ep connectionfile.Endpoints, identity []byte, signer *jupyter.Signer,
 ) (*bridge, error) {
 	b := &bridge{
-		log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized,
+		log: s.logger, signer: signer, gates: &s.kernel.gates, deliver: s.deliver, oversized: s.deliverOversized,
 		awaitDisk: s.log.AwaitDisk,
 		unsent:    s.unsent, sent: &s.traffic.toKernel,
 		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.own.session,
@@ -267,7 +267,7 @@ func (b *bridge) request(c jupyter.Channel, msgType string, content any) error {
 func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.bridge != b {
+	if s.kernel.bridge != b {
 		return // it belongs to an earlier life
 	}
 	s.instant = s.now() // reading the clock takes as long as scanning a header
@@ -299,7 +299,7 @@ func (s *Supervisor) deliverOversized(b *bridge, c jupyter.Channel, first [][]by
 		s.kernelLimits.Frame>>20, s.kernelLimits.Message>>20)
 	m, known := jupyter.ParseHead(c, first)
 	s.mu.Lock()
-	if s.bridge == b && known {
+	if s.kernel.bridge == b && known {
 		s.clients.findGaps(&b.gaps, &m, jupyter.RawField(m.Header, "msg_id"))
 	}
 	if r := s.clients.runningCell(); !known && r != nil {
@@ -319,7 +319,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 	} else {
 		b.replied = true
 		if jupyter.StringField(m.Header, "msg_type") == "kernel_info_reply" {
-			s.kernelInfo = bytes.Clone(m.Content) // it outlives the messages around it
+			s.kernel.info = bytes.Clone(m.Content) // it outlives the messages around it
 			s.notices.Kernel = jupyter.StringField(m.Header, "session")
 		}
 		s.own.pass(m, parent)
@@ -339,22 +339,18 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 	if b.ready || !b.replied || !b.subscribed {
 		return
 	}
-	b.ready = true
-	if s.process != nil && s.clients.cellBegan.IsZero() { // else these are other connections to a kernel that is up
-		s.process.ForgetOutput()
+	s.kernel.answered()
+	if s.kernel.process != nil && s.clients.cellBegan.IsZero() { // else these are other connections to a kernel that is up
+		s.kernel.process.ForgetOutput()
 		s.clients.cellBegan = s.now()
 	}
 	close(b.nudged)
 	s.use.Ready()
-	s.reason = ""
-	for _, c := range channels {
-		s.gates[c].Release(gate.NotReady)
-	}
 	// Front ends show the last status. That may be the kernel's own "starting", because no client gets the idle behind the
 	// answer to the supervisor's request.
 	s.log.Append(allSessions, s.clients.presentStatus(), true)
 	s.answerReadersLocked()
-	s.logger.Info("kernel is ready", logkey.Epoch, s.epoch)
+	s.logger.Info("kernel is ready", logkey.Epoch, s.kernel.epoch)
 }
 
 // deliverOutputLocked appends an iopub message for all sessions.
@@ -379,8 +375,8 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 		essential = true
 		r := s.clients.requests.AwaitingIdle(parent)
 		s.clients.settleGaps(&b.gaps, r, jupyter.RawField(m.Header, "msg_id"))
-		s.interruption.noteRest(s.use.Works())
-		if s.interruption.withholdsIdle(r) {
+		s.kernel.interruption.noteRest(s.use.Works())
+		if s.kernel.interruption.withholdsIdle(r) {
 			return
 		}
 		if r != nil {
@@ -414,7 +410,7 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 		if r != nil {
 			to = r.Session
 		}
-	case r != nil && s.interruption.withholdsReply(r, m):
+	case r != nil && s.kernel.interruption.withholdsReply(r, m):
 		return
 	case r != nil:
 		to = r.Session

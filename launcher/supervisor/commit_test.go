@@ -22,9 +22,9 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 		streams, use, saved bool
 	}{
 		{"no change", func(*Supervisor) {}, false, false, false},
-		{"a reason", func(s *Supervisor) { s.reason = "x" }, true, false, false},
+		{"a reason", func(s *Supervisor) { s.kernel.reason = "x" }, true, false, false},
 		{"a state", func(s *Supervisor) { s.use.Reset(api.Busy) }, true, true, true},
-		{"a missed heartbeat", func(s *Supervisor) { s.pulse.missed = true }, true, false, false},
+		{"a missed heartbeat", func(s *Supervisor) { s.kernel.pulse.missed = true }, true, false, false},
 		{"keep until", func(s *Supervisor) { s.use.KeepUntil = now }, true, true, true},
 		{"a request", func(s *Supervisor) { s.clients.add(&requests.Request{ID: "1", Type: "execute_request"}) }, false,
 			true, true},

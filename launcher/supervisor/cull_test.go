@@ -36,7 +36,7 @@ func newIdling(t *testing.T, cull api.Cull) *idling {
 	i.s.use = activity.NewUse(i.s.now, &i.s.cfg.Cull)
 	i.s.use.Started = idlingBegin
 	i.b = &bridge{subscribed: true, ready: true}
-	i.s.bridge = i.b
+	i.s.kernel.bridge = i.b
 	i.s.use.Ready()
 	return i
 }

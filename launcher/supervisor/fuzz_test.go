@@ -90,7 +90,7 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 	logged := &bytes.Buffer{}
 	s := New(api.Config{LogLimit: 1 << 20}, "test", loggerTo(logged))
 	s.use.Reset(state)
-	s.reason, s.kernelInfo = "it \"ended\"", json.RawMessage(`{"status":"ok"}`)
+	s.kernel.reason, s.kernel.info = "it \"ended\"", json.RawMessage(`{"status":"ok"}`)
 	var sent []*messagelog.Entry
 	c := &clientConn{s: s, framing: fr, readOnly: readOnly, send: func(messages ...jupyter.Message) {
 		for _, m := range messages {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
@@ -40,11 +39,11 @@ func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func(
 	}
 	// Two answers in the same cell prove it. One does not: it may have been sent at the cell's end, and have overtaken the
 	// last status.
-	s.pulse.inCells = s.pulse.inCells || cell != "" && cell == b.beatCell
+	s.kernel.pulse.inCells = s.kernel.pulse.inCells || cell != "" && cell == b.beatCell
 	b.beatCell = cell
 	note := func(missed bool) {
-		if s.bridge == b && s.pulse.missed != missed {
-			s.pulse.missed = missed
+		if s.kernel.bridge == b && s.kernel.pulse.missed != missed {
+			s.kernel.pulse.missed = missed
 			s.logger.Warn("kernel's heartbeat", logkey.Answered, !missed)
 		}
 	}
@@ -52,7 +51,7 @@ func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func(
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if b.beats == n && !s.mayBeDeafLocked() {
+		if b.beats == n && !s.kernel.mayBeDeaf(s.use.State()) {
 			note(true)
 		}
 	}
@@ -62,10 +61,4 @@ func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func(
 type pulse struct {
 	missed  bool // it answers no heartbeat
 	inCells bool // it has answered heartbeats while a cell ran
-}
-
-// mayBeDeafLocked reports whether the kernel may be alive and yet answer nothing, since it computes and may have one
-// thread. Its sockets accept connections all the same.
-func (s *Supervisor) mayBeDeafLocked() bool {
-	return s.bridge != nil && s.use.State() == api.Busy && !s.pulse.inCells
 }

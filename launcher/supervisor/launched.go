@@ -109,7 +109,7 @@ func (s *Supervisor) freeOfListener(b *bridge, proc kernelProcess) bool {
 		return false
 	}
 	s.mu.Lock()
-	able := b.ready && !s.use.Works() && isPython(s.kernelInfo) == nil
+	able := b.ready && !s.use.Works() && isPython(s.kernel.info) == nil
 	s.mu.Unlock()
 	if !able {
 		return false

@@ -66,7 +66,7 @@ const (
 func (s *Supervisor) lastState(mayMiss bool) ([]byte, error) {
 	s.mu.Lock()
 	why := s.incompleteLocked()
-	if s.stopping {
+	if s.kernel.stopping {
 		why, mayMiss = staysStopping, false
 	}
 	if why != nil && !mayMiss {
@@ -86,7 +86,7 @@ func (s *Supervisor) incompleteLocked() error {
 	// No supervisor reads what the kernel prints while the supervisors change.
 	case s.now().Sub(s.clients.lastOutput) < quietTime, s.log.Waits():
 		return staysPrinting
-	case s.bridge != nil && s.bridge.gaps.Open():
+	case s.kernel.bridge != nil && s.kernel.bridge.gaps.Open():
 		return staysLosing
 	case !s.clients.sessions.AllRead(s.log.Tail()):
 		return staysUnread

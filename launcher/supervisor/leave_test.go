@@ -37,13 +37,13 @@ func TestSupervisor_LeaveReasons(t *testing.T) {
 		}, false, staysPrinting},
 		"a request": {func(s *Supervisor) { s.clients.add(&requests.Request{ID: "1"}) }, false, staysBusy},
 		"lost messages": {func(s *Supervisor) {
-			s.bridge = &bridge{}
+			s.kernel.bridge = &bridge{}
 			for _, n := range []int{1, 5000} {
-				s.bridge.gaps.Observe(fmt.Appendf(nil, "a_1_%d", n), now)
+				s.kernel.bridge.gaps.Observe(fmt.Appendf(nil, "a_1_%d", n), now)
 			}
 		}, false, staysLosing},
-		"a stop":           {func(s *Supervisor) { s.stopping = true }, false, staysStopping},
-		"a stop, and busy": {func(s *Supervisor) { s.stopping = true }, true, staysStopping},
+		"a stop":           {func(s *Supervisor) { s.kernel.stopping = true }, false, staysStopping},
+		"a stop, and busy": {func(s *Supervisor) { s.kernel.stopping = true }, true, staysStopping},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())

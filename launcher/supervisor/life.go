@@ -17,7 +17,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
@@ -79,7 +78,10 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 			out.started = s.now()
 			c, proc, adopted, err = s.launch(ctx)
 		}
-		s.setProcess(proc)
+		s.mu.Lock()
+		s.kernel.setProcess(proc)
+		s.showWaitingLocked()
+		s.mu.Unlock()
 	} else {
 		s.beginLife(proc, op)
 	}
@@ -96,7 +98,7 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 		}
 		return out
 	}
-	s.logger.Info("kernel started", logkey.Epoch, s.epoch, logkey.PID, proc.PID(), logkey.Adopted, adopted)
+	s.logger.Info("kernel started", logkey.Epoch, s.kernel.epoch, logkey.PID, proc.PID(), logkey.Adopted, adopted)
 	l := &life{
 		s: s, proc: proc, ep: c.Endpoints, signer: c.Signer, next: make(chan *bridge, 1),
 		slow: time.NewTimer(s.slowStart), proof: time.NewTimer(s.slowStart), nextLook: time.NewTimer(0),
@@ -183,13 +185,13 @@ func (l *life) disconnect() {
 		}
 	}
 	l.broken = nil
-	l.s.setBridge(nil)
+	l.setBridge(nil)
 }
 
 // giveUp kills a kernel that cannot be used. verdict becomes the reason of its end.
 func (l *life) giveUp(verdict string) {
 	l.s.mu.Lock()
-	l.s.killReason = verdict
+	l.s.kernel.killReason = verdict
 	l.s.mu.Unlock()
 	l.proc.Kill()
 }
@@ -199,7 +201,7 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 	for {
 		select {
 		case <-l.slow.C:
-			if !l.s.explainSilence() {
+			if !l.explainSilence() {
 				l.slow.Reset(l.s.slowStart)
 			}
 		case <-l.proof.C:
@@ -217,7 +219,7 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 		case <-l.s.memoryDue:
 			l.proc.MeasureMemory()
 		case b := <-l.next:
-			l.s.setBridge(b)
+			l.setBridge(b)
 			b.start()
 			l.broken = b.failed
 		case err := <-l.broken:
@@ -249,7 +251,7 @@ func (l *life) cull(out *outcome) bool {
 	}
 	l.s.logger.Info("kernel is culled", logkey.Reason, reason, logkey.Limit, limit)
 	l.s.mu.Lock()
-	l.s.killReason = reason
+	l.s.kernel.killReason = reason
 	l.s.mu.Unlock()
 	out.culled = limit
 	l.s.stopProcess(l.proc, false)
@@ -259,17 +261,18 @@ func (l *life) cull(out *outcome) bool {
 
 // explainSilence sets the reason of a kernel that has not answered for long. It reports false if the kernel may just
 // compute.
-func (s *Supervisor) explainSilence() bool {
+func (l *life) explainSilence() bool {
+	s := l.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.bridge != nil && s.bridge.ready:
-	case s.mayBeDeafLocked():
+	case s.kernel.connected():
+	case s.kernel.mayBeDeaf(s.use.State()):
 		return false
 	case s.use.State() == api.Starting || s.use.State() == api.Restarting:
-		s.reason = "the kernel's program is running but has not answered yet"
+		s.kernel.reason = "the kernel's program is running but has not answered yet"
 	default:
-		s.reason = "the connection to the kernel broke, and its program does not answer on a new one"
+		s.kernel.reason = "the connection to the kernel broke, and its program does not answer on a new one"
 	}
 	return true
 }
@@ -312,7 +315,7 @@ func (l *life) reconnect(ctx context.Context, err error) {
 // connection while it takes the old one for open. Requests under the old identity are lost.
 func (l *life) renewIdentity(ctx context.Context) {
 	l.s.mu.Lock()
-	ready := l.s.bridge != nil && l.s.bridge.ready
+	ready := l.s.kernel.connected()
 	l.s.mu.Unlock()
 	if ready {
 		return
@@ -330,7 +333,7 @@ func (l *life) renewIdentity(ctx context.Context) {
 func (l *life) finish(out *outcome) {
 	s := l.s
 	s.mu.Lock()
-	b := s.bridge
+	b := s.kernel.bridge
 	s.mu.Unlock()
 	if b != nil {
 		b.drain(drainLimit)
@@ -351,17 +354,15 @@ func (l *life) finish(out *outcome) {
 	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bridge = nil                                // its further messages are ignored
-	everReady := s.kernelInfo != nil || s.adopted // in any life
+	everUp := s.kernel.everUp()
 	switch {
 	case out.op != nil:
 		out.reason = out.op.reason
-	case s.killReason != "":
-		out.reason = s.killReason
+	case s.kernel.killReason != "":
+		out.reason = s.kernel.killReason
 	}
-	out.retry = out.op == nil && !everReady && connectionfile.PortTaken(&s.cfg, output)
-	out.fatal = !everReady
-	s.process, s.interruption = nil, nil
+	out.retry = out.op == nil && !everUp && connectionfile.PortTaken(&s.cfg, output)
+	out.fatal = !everUp
 	s.endRequestsLocked(out)
 }
 
@@ -377,11 +378,8 @@ func (s *Supervisor) endUnstartedLife(out *outcome) {
 
 // endRequestsLocked ends all requests, because the kernel will not answer them.
 func (s *Supervisor) endRequestsLocked(out *outcome) {
+	s.kernel.end()
 	s.clients.lastParent = nil
-	for _, c := range channels {
-		s.gates[c].Hold(gate.NoProcess)
-		s.gates[c].Discard()
-	}
 	s.notices.Waiting.End("")
 	if out.op != nil && !out.op.stop {
 		s.clients.abortAll("aborted", "KernelRestarted", "the kernel was restarted")
@@ -400,10 +398,8 @@ func (s *Supervisor) endRequestsLocked(out *outcome) {
 func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.epoch++
-	s.stopping = false
-	s.noteProcessLocked(proc)
-	s.reason, s.killReason, s.use.Computes = "", "", activity.Measures(&s.cfg.Cull)
+	s.kernel.begin(proc)
+	s.use.Computes = activity.Measures(&s.cfg.Cull)
 	switch {
 	case op != nil:
 		s.use.Reset(api.Starting)
@@ -418,38 +414,11 @@ func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 	s.showWaitingLocked()
 }
 
-// setProcess sets the process of the life that beginLife has begun without one.
-func (s *Supervisor) setProcess(proc kernelProcess) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.noteProcessLocked(proc)
-	s.showWaitingLocked()
-}
-
-// noteProcessLocked sets the kernel's present process, or nil.
-func (s *Supervisor) noteProcessLocked(proc kernelProcess) {
-	s.process = proc
-	if proc == nil {
-		return
-	}
-	s.waiting.Text = "" // the container is there
-	for _, c := range channels {
-		s.gates[c].Release(gate.NoProcess)
-	}
-}
-
 // setBridge makes b the present bridge and closes the previous one.
-func (s *Supervisor) setBridge(b *bridge) {
-	s.mu.Lock()
-	old := s.bridge
-	s.bridge = b
-	s.pulse.missed = false
-	if b == nil {
-		for _, c := range channels {
-			s.gates[c].Hold(gate.NotReady)
-		}
-	}
-	s.mu.Unlock()
+func (l *life) setBridge(b *bridge) {
+	l.s.mu.Lock()
+	old := l.s.kernel.setBridge(b)
+	l.s.mu.Unlock()
 	if old != nil {
 		old.close()
 	}

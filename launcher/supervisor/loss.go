@@ -134,7 +134,7 @@ func (s *Supervisor) watchLosses(ctx context.Context) {
 func (s *Supervisor) findLosses() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	missing := s.bridge != nil && s.clients.announceGaps(&s.bridge.gaps) // first: an ended cell shows nothing more
+	missing := s.kernel.bridge != nil && s.clients.announceGaps(&s.kernel.bridge.gaps) // first: an ended cell shows nothing more
 	idles := s.clients.endLostIdles()
 	return missing || idles
 }

@@ -6,10 +6,10 @@ package supervisor
 func (s *Supervisor) SetNodeNotice(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if text == s.nodeNotice {
+	if text == s.kernel.node {
 		return
 	}
-	s.nodeNotice = text
+	s.kernel.node = text
 	if text == "" {
 		s.notices.Node.End("")
 		return

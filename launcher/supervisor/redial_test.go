@@ -15,7 +15,7 @@ import (
 // breakConnections cuts the supervisor's connections to its living kernel. It returns the identity that they used.
 func (r *running) breakConnections() string {
 	r.s.mu.Lock()
-	b := r.s.bridge
+	b := r.s.kernel.bridge
 	r.s.mu.Unlock()
 	identity := string(r.s.identity) // stays until the kernel has been silent for redialProof
 	_ = b.sockets[jupyter.Shell].Close()
@@ -28,7 +28,7 @@ func (r *running) reconnected(b *bridge) {
 	deadline := time.Now().Add(testLimit)
 	for {
 		r.s.mu.Lock()
-		done := r.s.bridge != b && r.s.bridge != nil && r.s.bridge.ready
+		done := r.s.kernel.bridge != b && r.s.kernel.bridge != nil && r.s.kernel.bridge.ready
 		r.s.mu.Unlock()
 		if done {
 			return
@@ -43,7 +43,7 @@ func (r *running) reconnected(b *bridge) {
 func (r *running) currentBridge() *bridge {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	return r.s.bridge
+	return r.s.kernel.bridge
 }
 
 // TestRedial_SameIdentity: a running cell survives a broken connection, with the kernel's own answer.
@@ -246,7 +246,7 @@ func TestHeartbeat_OneThread(t *testing.T) {
 			beats := func() (n uint64, silent, known bool) {
 				r.s.mu.Lock()
 				defer r.s.mu.Unlock()
-				return b.beats, r.s.pulse.missed, r.s.pulse.inCells
+				return b.beats, r.s.kernel.pulse.missed, r.s.kernel.pulse.inCells
 			}
 			if !one {
 				eventually(t, "heartbeats in the cell", func() bool { _, _, known := beats(); return known })

@@ -87,5 +87,5 @@ func (cs *clients) runningCell() *requests.Request {
 // stampLocked returns the marks of an entry that is appended to the log. Entries are appended with the lock held.
 func (s *Supervisor) stampLocked(parent []byte) messagelog.Stamp {
 	cell := s.clients.cells.Of(parent, &s.clients.requests)
-	return messagelog.Stamp{Time: s.nowLocked().UTC(), Epoch: s.epoch, Cell: cell}
+	return messagelog.Stamp{Time: s.nowLocked().UTC(), Epoch: s.kernel.epoch, Cell: cell}
 }

@@ -21,7 +21,7 @@ func (s *Supervisor) savedState() ([]byte, error) {
 }
 
 func (s *Supervisor) savedStateLocked() (b savedstate.State) {
-	b.Epoch = s.epoch
+	b.Epoch = s.kernel.epoch
 	if s.cfg.Secret.Identity == "" {
 		b.Identity = s.identity
 	}
@@ -66,7 +66,7 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 func (s *Supervisor) firstLife() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.kernelInfo == nil && !s.adopted
+	return !s.kernel.everUp()
 }
 
 // fate is what became of the kernel of the previous supervisor.
@@ -91,12 +91,12 @@ func (s *Supervisor) restore(kernel fate) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.adopted = true
+	s.kernel.adopted = true
 	s.recordFateLocked(kernel)
 	if len(saved.Identity) > 0 && s.cfg.Secret.Identity == "" {
 		s.identity = saved.Identity
 	}
-	s.epoch = max(s.epoch, saved.Epoch+1) // beginLife counts this life
+	s.kernel.epoch = max(s.kernel.epoch, saved.Epoch+1) // beginLife counts this life
 	s.restoreUseLocked(saved.Use, lives)
 	restored := s.clients.restoreSessions(saved.Sessions)
 	cells := s.clients.restoreRequests(saved.Requests, restored)

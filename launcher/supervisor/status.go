@@ -39,9 +39,9 @@ func (s *Supervisor) Model() api.Model {
 		LastActivity:   s.use.LastActivity().UTC().Format(api.TimeFormat),
 		ExecutionState: s.use.State(),
 		Connections:    s.clients.sessions.Active(),
-		Reason:         s.shownReasonLocked(),
+		Reason:         s.kernel.shownReason(s.use.State()),
 	}
-	m.GPU, m.Memory = s.use.Held(), s.memoryLocked().Bytes
+	m.GPU, m.Memory = s.use.Held(), s.kernel.memory().Bytes
 	if at := s.use.Plan(s.clients.sessions.Active() > 0).At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
 	}
@@ -49,21 +49,6 @@ func (s *Supervisor) Model() api.Model {
 		m.KeepUntil = until.Format(api.TimeFormat)
 	}
 	return m
-}
-
-// shownReasonLocked returns the reason that users are shown: for a death, a wait, a fault, or a node that will go away.
-// "" means none of these.
-func (s *Supervisor) shownReasonLocked() string {
-	if text := s.waitingTextLocked(); text != "" {
-		return text
-	}
-	switch {
-	case s.reason != "":
-		return s.reason
-	case s.pulse.missed:
-		return silentReason
-	}
-	return s.nodeNotice
 }
 
 // Status returns the status and a channel that is closed at its next change.
@@ -76,12 +61,12 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		Build:        s.build,
 		KernelID:     s.cfg.KernelID,
 		PID:          os.Getpid(),
-		Epoch:        s.epoch,
+		Epoch:        s.kernel.epoch,
 		State:        s.use.State(),
-		Reason:       s.shownReasonLocked(),
+		Reason:       s.kernel.shownReason(s.use.State()),
 		LastActivity: s.use.LastActivity().UTC(),
 		Computes:     s.use.Computes,
-		NodeNotice:   s.nodeNotice,
+		NodeNotice:   s.kernel.node,
 		Connections:  s.clients.sessions.Active(),
 		CullAt:       s.use.Plan(s.clients.sessions.Active() > 0).At.UTC(),
 		KeepUntil:    s.use.Kept(),
@@ -93,10 +78,10 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		GPUs:         len(s.cfg.GPUSamples.Devices),
 		Started:      s.use.Started.UTC(),
 		Warm:         s.assign.warm,
-		Memory:       s.memoryLocked().Bytes,
+		Memory:       s.kernel.memory().Bytes,
 	}
-	if s.process != nil {
-		st.KernelPID = s.process.PID()
+	if s.kernel.process != nil {
+		st.KernelPID = s.kernel.process.PID()
 	}
 	if s.cfg.SameMachine {
 		st.ParentPID = os.Getppid()
@@ -107,7 +92,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 func (s *Supervisor) countsLocked() api.Counts {
 	c := s.traffic.read()
 	c.LogEvicted = s.log.Evicted()
-	if s.adopted && !s.inherited.Left {
+	if s.kernel.adopted && !s.inherited.Left {
 		c.Failed = 1
 	}
 	return c

@@ -17,7 +17,7 @@ import (
 // Interrupt interrupts the kernel, by SIGINT to its process group or by interrupt_request on control.
 func (s *Supervisor) Interrupt() error {
 	s.mu.Lock()
-	proc := s.process
+	proc := s.kernel.process
 	if proc != nil {
 		s.history.Add(s.nowLocked(), api.TimelineInterrupted, "")
 	}
@@ -25,7 +25,7 @@ func (s *Supervisor) Interrupt() error {
 		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()
 		m := jupyter.New(jupyter.Control, "interrupt_request", s.own.session, nil, struct{}{})
-		return s.gates[jupyter.Control].Push(m, nil)
+		return s.kernel.gates[jupyter.Control].Push(m, nil)
 	}
 	s.mu.Unlock()
 	if proc == nil {
@@ -62,8 +62,8 @@ type interruption struct {
 // works on a request is interrupted first, so that its code can clean up: in Python, finally and atexit run.
 func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	s.mu.Lock()
-	b := s.bridge
-	s.stopping = true
+	b := s.kernel.bridge
+	s.kernel.stopping = true
 	s.mu.Unlock()
 	if s.container != nil {
 		s.container.AwaitNoReason()
@@ -119,7 +119,7 @@ func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool
 			r.Idled = true
 			s.log.Append(allSessions, s.notices.State(api.Idle, r.Header), true)
 		}}
-	s.interruption = i
+	s.kernel.interruption = i
 	s.mu.Unlock()
 	if interruptMode(&s.cfg, proc) == "message" {
 		b.run(func() {

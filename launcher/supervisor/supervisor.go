@@ -3,7 +3,7 @@
 // All semantics of one kernel are here; gateways in front of it only route. cmd/ekg-supervisor calls New, Serve and
 // Run. Begin with Run and runKernel in this file, then with runLife in life.go, which runs one process of the kernel.
 // client.go joins connections to sessions, accept.go handles the messages of clients, and bridge.go those of the
-// kernel.
+// kernel. kernel.go has what all of them know of the kernel's present life.
 //
 // Three things decide which messages a client gets. The log has every message of the kernel; a reply is addressed to
 // the session that sent the request. A session is a client over all its connections: it keeps the position in the log
@@ -49,7 +49,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/ending"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
@@ -83,9 +82,8 @@ type Supervisor struct {
 
 	// Fixed: parts and signals.
 	log               *messagelog.Log
-	input             connection.Input              // unfinished messages of all connections
-	gates             [jupyter.IOPub + 1]*gate.Gate // by channel
-	operations        operations                    // stops and restarts for Run
+	input             connection.Input // unfinished messages of all connections
+	operations        operations       // stops and restarts for Run
 	own               ownRequests
 	memory            *memory.Returner   // of large messages
 	processors        *processors.Second // while large messages pass
@@ -117,27 +115,11 @@ type Supervisor struct {
 	notices *notices.Notices // messages instead of the kernel's
 	use     activity.Use     // which decides when the kernel is culled
 
-	// The present life of the kernel, and its last messages.
-	epoch        uint64 // number of the life
-	reason       string // why the kernel is not up or is dead; "": no reason
-	killReason   string // why the supervisor has ended the kernel by itself
-	pulse        pulse
-	process      kernelProcess // nil: the kernel has no process
-	stopping     bool          // stopProcess ends the process
-	bridge       *bridge       // nil: the kernel is not connected
-	kernelInfo   []byte        // content of the last kernel_info_reply
-	instant      time.Time     // see nowLocked; zero but while a message is delivered
-	interruption *interruption // by a stop or restart that goes on; nil: nothing was interrupted
-
-	change chan struct{} // closed when status streams are woken, and replaced
-
-	// Adoption, and the wait for a container.
-	adopted    bool        // an earlier supervisor has run the kernel
-	takesOver  bool        // its kernel lives, and becomes process
-	waiting    api.Waiting // what the cluster last reported about the kernel's container
-	nodeNotice string      // why the kernel's node will go away soon; "": it stays
-
-	endShown time.Time // when the kernel will be culled, as it was shown last
+	kernel    kernel
+	instant   time.Time     // see nowLocked; zero but while a message is delivered
+	change    chan struct{} // closed when status streams are woken, and replaced
+	takesOver bool          // the kernel of an earlier supervisor lives, and becomes the kernel's process
+	endShown  time.Time     // when the kernel will be culled, as it was shown last
 
 	history     history.History // what its users can look up
 	memoryAsked time.Time       // when its memory was last measured at the end of a cell
@@ -166,6 +148,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
 		over: over, operations: operations{requested: make(chan *operation), over: over}, change: make(chan struct{}),
+		kernel:  newKernel(),
 		traffic: traffic{began: time.Now().UTC().Round(0)},
 	}
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
@@ -191,9 +174,6 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	s.history = history.New(s.use.Started)
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
-	for _, c := range channels {
-		s.gates[c] = gate.New(gate.NoProcess, gate.NotReady)
-	}
 	return s
 }
 
@@ -337,7 +317,7 @@ func (s *Supervisor) endKernel(op *operation) {
 	s.recordEnding(api.Ending{Reason: op.reason, Stopped: true})
 	s.mu.Lock()
 	s.use.Reset(api.Dead)
-	s.reason = op.reason
+	s.kernel.reason = op.reason
 	s.mu.Unlock()
 	s.operations.settle(op, nil)
 	s.endClients(op.reason)
@@ -356,12 +336,12 @@ func (s *Supervisor) announce(state api.State, reason string) {
 	defer s.mu.Unlock()
 	s.logger.Warn("kernel "+string(state), logkey.Reason, reason)
 	s.use.Reset(state)
-	s.reason = ""
+	s.kernel.reason = ""
 	if state == api.Restarting {
 		s.history.Add(s.nowLocked(), api.TimelineDied, reason)
 	}
 	if state == api.Dead {
-		s.reason = reason
+		s.kernel.reason = reason
 		s.endRequestsLocked(&outcome{reason: reason}) // requests that came after the process had ended
 		s.answerReadersLocked()
 	}

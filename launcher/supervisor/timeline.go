@@ -6,7 +6,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
 // memoryPause is the least time between two measurements of memory at ends of cells. Then the supervisor is awake: an
@@ -37,7 +36,7 @@ func (s *Supervisor) recordFateLocked(kernel fate) {
 // answered.
 func (s *Supervisor) recordOwnerLocked() {
 	s.history = history.New(s.use.Started)
-	if s.process != nil {
+	if s.kernel.process != nil {
 		s.history.Add(s.use.Started, api.TimelineStarted, "It was started before it had an owner.")
 		s.history.Add(s.use.Started, api.TimelineReady, "")
 	}
@@ -63,7 +62,7 @@ func (s *Supervisor) recordLocked(before, now *statusFacts) {
 		switch {
 		case s.takesOver:
 			s.takesOver = false // restore has recorded it
-		case now.epoch > 1 && s.adopted && h.Empty():
+		case now.epoch > 1 && s.kernel.adopted && h.Empty():
 			h.Add(at, api.TimelineRestarted, earlierUnknown)
 		case now.epoch > 1:
 			h.Add(at, api.TimelineRestarted, "")
@@ -106,18 +105,10 @@ func (s *Supervisor) recordLocked(before, now *statusFacts) {
 	}
 }
 
-// memoryLocked returns the memory of the kernel's processes as it was measured last.
-func (s *Supervisor) memoryLocked() process.Memory {
-	if s.process == nil {
-		return process.Memory{}
-	}
-	return s.process.Used().Memory
-}
-
 // Timeline implements routes.Kernel. Every user who sees the kernel may read it.
 func (s *Supervisor) Timeline() api.Timeline {
 	s.mu.Lock()
-	proc, now := s.process, s.now()
+	proc, now := s.kernel.process, s.now()
 	measures := proc != nil && now.Sub(s.memoryRead) >= memoryReadPause
 	if measures {
 		s.memoryRead = now
@@ -129,7 +120,7 @@ func (s *Supervisor) Timeline() api.Timeline {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.history.Timeline(s.now())
-	used := s.memoryLocked()
+	used := s.kernel.memory()
 	t.Memory, t.MemoryAt = used.Bytes, used.At.UTC()
 	return t
 }

@@ -37,11 +37,11 @@ func (s *Supervisor) SetWaiting(reported api.Waiting) error {
 		return routes.Error{Status: http.StatusNotFound, Text: "the kernel has no container of its own"}
 	}
 	s.mu.Lock()
-	if reported.Version <= s.waiting.Version {
+	if reported.Version <= s.kernel.waiting.Version {
 		s.mu.Unlock()
 		return nil
 	}
-	s.waiting = reported
+	s.kernel.waiting = reported
 	s.recordPullLocked(reported.Pulled)
 	s.showWaitingLocked()
 	s.mu.Unlock()
@@ -52,18 +52,10 @@ func (s *Supervisor) SetWaiting(reported api.Waiting) error {
 	return nil
 }
 
-// waitingTextLocked returns why the kernel's container is not there, or "".
-func (s *Supervisor) waitingTextLocked() string {
-	if s.process != nil || s.use.State() != api.Starting && s.use.State() != api.Restarting {
-		return ""
-	}
-	return s.waiting.Text
-}
-
 // showWaitingLocked updates the notices in waiting cells. Only the first cell of each session shows one, since the
 // others wait for that cell.
 func (s *Supervisor) showWaitingLocked() {
-	text := s.waitingTextLocked()
+	text := s.kernel.waitingText(s.use.State())
 	if text == "" {
 		s.notices.Waiting.End("")
 		return
@@ -80,7 +72,7 @@ func (s *Supervisor) showWaitingLocked() {
 func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 	patience := nextContainer
 	s.mu.Lock()
-	if s.kernelInfo == nil && !s.adopted {
+	if !s.kernel.everUp() {
 		patience = firstContainer
 	}
 	s.mu.Unlock()
@@ -124,8 +116,8 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 			s.held.leave() // the child may run the kernel of an earlier supervisor
 			out.reason, out.fatal = s.place().Starter()+" was not there within "+patience.String(), true
 			s.mu.Lock()
-			if s.waiting.Text != "" {
-				out.reason += ": " + s.waiting.Text
+			if s.kernel.waiting.Text != "" {
+				out.reason += ": " + s.kernel.waiting.Text
 			}
 			s.mu.Unlock()
 			s.endUnstartedLife(out)
@@ -139,10 +131,10 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 func (s *Supervisor) containerFailure() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiting.Class != api.NeverClass {
+	if s.kernel.waiting.Class != api.NeverClass {
 		return ""
 	}
-	return s.waiting.Text
+	return s.kernel.waiting.Text
 }
 
 // launchRemote makes the child start the kernel, or adopts the kernel that the child runs already.
