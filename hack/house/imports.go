@@ -150,9 +150,9 @@ var mayImport = map[string][]string{
 		"launcher/kube/podstatus",
 		"launcher/kube/records",
 		"launcher/kube/replicas",
+		"launcher/kube/warmpods",
 		"launcher/kube/wish",
 		"launcher/supervisor/api",
-		"launcher/warm",
 	},
 	"launcher/warm": {"launcher"},
 	"launcher/supervisor": {
@@ -196,6 +196,9 @@ var mayImport = map[string][]string{
 
 	"launcher/kube/gpuview": {"launcher", "launcher/flavor", "launcher/kube/podspec", "launcher/kube/podstatus",
 		"launcher/supervisor/api"},
+
+	"launcher/kube/warmpods": {"launcher", "launcher/kube/gpuview", "launcher/kube/podbuild", "launcher/kube/podspec",
+		"launcher/kube/podstatus", "launcher/supervisor/api", "launcher/warm"},
 
 	// Pure parts of launcher/kube.
 	"launcher/kube/podspec": {"launcher", "launcher/flavor", "launcher/gpu", "launcher/supervisor/api"},
@@ -374,7 +377,8 @@ var doors = []struct {
 		"k8s.io/",
 		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission", "launcher/kube/endings",
 			"launcher/kube/gpuview", "launcher/kube/podbuild", "launcher/kube/poddial", "launcher/kube/podspec",
-			"launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas", "launcher/kube/wish"},
+			"launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas", "launcher/kube/warmpods",
+			"launcher/kube/wish"},
 		[]string{"deploy", "e2e"},
 	},
 }

@@ -26,14 +26,14 @@ var bounds = map[string]int{
 // package, so that a comment can be corrected.
 var exceptions = map[string]map[string]int{
 	"methods of a type": {
-		"launcher/kube.Launcher":         173,
+		"launcher/kube.Launcher":         153,
 		"launcher/supervisor.Supervisor": 97,
 	},
 	"fields of a type": {
 		"launcher/supervisor.Supervisor": 50,
 	},
 	"lines of a package": {
-		"launcher/kube": 6200,
+		"launcher/kube": 5600,
 	},
 }
 

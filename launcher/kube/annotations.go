@@ -9,12 +9,10 @@ const (
 	annotationShared   = podspec.Domain + "shared-with" // []launcher.Grant in JSON
 	// "true": launcher.Notes.SharedToUse; else it is missing or empty
 	annotationSharedToUse = podspec.Domain + "shared-to-use"
-	// unclaimed from the pod's creation until a client knows the kernel's id, then claimed
-	annotationClaimed = podspec.Domain + "claimed"
 )
 
-// Values of annotationClaimed.
 const (
-	unclaimed = "false"
-	claimed   = "true"
+	annotationClaimed = podspec.AnnotationClaimed
+	unclaimed         = podspec.Unclaimed
+	claimed           = podspec.Claimed
 )

@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -22,23 +21,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
-
-// Room that was just made is reserved. It is forgotten when the scheduler has not used it in time, and when its pod
-// does not wait any more.
-func TestRecentRooms(t *testing.T) {
-	now := time.Now()
-	l := &Launcher{timing: timing{now: func() time.Time { return now }}, warm: new(warmStore)}
-	l.warm.rooms = map[types.UID]madeRoom{"new": {"n", now.Add(-time.Second)}, "old": {"m", now.Add(-gpuview.StaleRoom)},
-		"gone": {"n", now}}
-	has, reserved := l.recentRooms([]gpuview.Wait{{UID: "new", Resource: "r", Amount: 2}, {UID: "old", Resource: "r"},
-		{UID: "other", Resource: "r"}})
-	if len(has) != 1 || !has["new"] || len(reserved) != 1 || reserved["n r"] != 2 || len(l.warm.rooms) != 1 {
-		t.Errorf("%v, %v, %v", has, reserved, l.warm.rooms)
-	}
-	if l.recentRooms(nil); len(l.warm.rooms) != 0 {
-		t.Errorf("%v", l.warm.rooms)
-	}
-}
 
 // gpuRequest is a plain start of a kernelspec whose kernels get a GPU.
 func gpuRequest(id, spec string) launcher.Request {
@@ -150,6 +132,12 @@ func TestWarm_GivesWayToQuota(t *testing.T) {
 	}
 }
 
+// isOverQuota reports whether a start was refused because of a quota.
+func isOverQuota(err error) bool {
+	failed := (*launcher.FailedError)(nil)
+	return errors.As(err, &failed) && failed.Class == launcher.FailedQuota
+}
+
 // A pod has waited for long when a warm kernel is ended for it. Then the scheduler has time to use that room. No other
 // one is ended meanwhile, also when the first is gone.
 func TestWarm_GivesWayOnce(t *testing.T) {
@@ -165,7 +153,7 @@ func TestWarm_GivesWayOnce(t *testing.T) {
 		c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = "node-" + strconv.Itoa(i) })
 	}
 	eventually(t, "the gateway knows their nodes", func() bool {
-		return !slices.ContainsFunc(l.warmPods(), func(p *corev1.Pod) bool {
+		return !slices.ContainsFunc(l.warm.Pods(), func(p *corev1.Pod) bool {
 			return !strings.HasPrefix(p.Spec.NodeName, "node-")
 		})
 	})
@@ -197,7 +185,7 @@ func TestWarm_GivesWayOnce(t *testing.T) {
 		t.Fatalf("%v are ended", first)
 	}
 	gone(first[0])
-	eventually(t, "the gateway knows that it is gone", func() bool { return len(l.allWarmPods()) == 1 })
+	eventually(t, "the gateway knows that it is gone", func() bool { return len(l.warm.Pods()) == 1 })
 	look()
 	if more := ends(); len(more) != 0 {
 		t.Fatalf("%v are ended, too", more)

@@ -1,63 +1,23 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
 
 // ViewGPUs implements launcher.GPUViewer.
 func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 	view := l.viewNodes()
-	view.Ahead = l.warmAhead()
+	view.Ahead = l.warm.Ahead()
 	view.Sort()
 	return view, nil
-}
-
-// missingWarm is the reason where fewer warm kernels exist than are wanted, and nothing else is known.
-const missingWarm = "not all of its pods have been created"
-
-// warmAhead returns the warm kernels of each kernelspec that wants some.
-func (l *Launcher) warmAhead() (all []launcher.Ahead) {
-	if l.warm.pods == nil {
-		return nil
-	}
-	pods := map[string][]*corev1.Pod{}
-	for _, pod := range l.warmPods() {
-		name := specOf(pod)
-		pods[name] = append(pods[name], pod)
-	}
-	for _, a := range l.warm.Ahead() {
-		waits := ""
-		for _, pod := range pods[a.SpecName] {
-			if pod.Spec.NodeName != "" {
-				a.Ready++
-				continue
-			}
-			if a.Waiting++; waits == "" {
-				waits = podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
-			}
-		}
-		switch {
-		case waits != "":
-			a.Reason = waits
-		case a.Ready+a.Waiting < a.Wanted:
-			a.Reason = cmp.Or(a.Reason, missingWarm)
-		default:
-			a.Reason = ""
-		}
-		all = append(all, a)
-	}
-	return all
 }
 
 // viewNodes returns the view without what is kept ready for each kernelspec.
@@ -78,13 +38,10 @@ func (l *Launcher) viewNodes() launcher.GPUs {
 		pods = append(pods, p)
 	}
 	l.mu.Unlock()
-	if l.warm.pods != nil {
-		for _, pod := range l.allWarmPods() {
-			if rec, err := podspec.ReadRecord(pod); err == nil && !known[pod.UID] {
-				known[pod.UID] = true
-				pods = append(pods, gpuview.Pod{Pod: pod, Warm: true, Holder: launcher.GPUHolder{Kernel: rec.ID,
-					SpecName: rec.SpecName, Flavor: rec.Flavor}})
-			}
+	for _, pod := range l.warm.Pods() {
+		if rec, err := podspec.ReadRecord(pod); err == nil && !known[pod.UID] {
+			pods = append(pods, gpuview.Pod{Pod: pod, Warm: true, Holder: launcher.GPUHolder{Kernel: rec.ID,
+				SpecName: rec.SpecName, Flavor: rec.Flavor}})
 		}
 	}
 	return l.machines.View(pods)

@@ -13,13 +13,13 @@
 // Goroutines, all waited for by Close: two informers, of pods and of events, for each namespace or for all together;
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
-// nodes if they are watched; an informer of warm kernels; decideAboutLimits, by election too, if
+// nodes if they are watched; that of package warmpods; decideAboutLimits, by election too, if
 // there are limits; the writer of endings; with other replicas, those of package replicas; and calls that go on after
 // their callers have left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu,
-// replicas.Replicas.mu, endings.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and admission.Term.mu are
-// taken last. No request to the cluster is made while Launcher.mu is held.
+// replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and
+// admission.Term.mu are taken last. No request to the cluster is made while Launcher.mu is held.
 package kube
 
 import (
@@ -51,6 +51,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -169,7 +170,7 @@ type Launcher struct {
 	endings   *endings.Store
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  *gpuview.Machines
-	warm      *warmStore
+	warm      *warmpods.Store
 
 	// Guarded by mu.
 	mu            sync.Mutex
@@ -241,7 +242,6 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
 		l.opts.Warm = func() []launcher.Warm { return nil } // those of earlier gateways are ended
 	}
-	l.warm = newWarmStore(l)
 	second := "none"
 	if len(keys) > 1 {
 		second = keys[1].Fingerprint
@@ -288,7 +288,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	if err := l.warm.watch(); err != nil {
+	if l.warm, err = newWarm(l); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	if l.replicas != nil {

@@ -32,7 +32,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	l.reaping.Store(true)
 	defer l.reaping.Store(false)
 	var pruned time.Time
-	for l.rest(ctx) == nil {
+	for l.warm.Rest(ctx, l.timing.maintenance) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			for _, ns := range l.homeSpaces {
@@ -49,7 +49,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 		}
 		l.announceNodes()
 		l.markEvictable(ctx)
-		l.keepWarm(ctx)
+		l.warm.Keep(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)
@@ -60,7 +60,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 					l.removeLeftover(ctx, pod)
 				case l.isHeldOpen(pod):
 					l.removeHeldOpen(ctx, pod)
-				case l.isUnclaimed(pod), l.isHalfTaken(pod):
+				case l.isUnclaimed(pod), warmKernels{l}.isHalfTaken(pod):
 					l.removeUnclaimed(ctx, pod)
 				}
 			}

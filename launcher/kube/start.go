@@ -17,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -101,8 +102,11 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	}
 	pod.Annotations[annotationClaimed] = unclaimed
 	l.addGate(pod)
-	k, err := l.createWithin(ctx, pod, req.Flavor)
-	if err != nil {
+	var k *kernel
+	if err := l.warm.Within(ctx, pod, func(ctx context.Context) (err error) {
+		k, err = l.createPod(ctx, pod, req.Flavor)
+		return err
+	}); err != nil {
 		return launcher.Kernel{}, err
 	}
 	err = l.checkOnly(ctx, pod, req)
@@ -217,7 +221,7 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 		apierrors.IsNotFound(err), apierrors.IsRequestEntityTooLargeError(err):
 		failed := &launcher.FailedError{Reason: podstatus.ExplainError(err).Text, Class: podstatus.ErrorFailure(err)}
 		if exceeded := podstatus.ExceededQuota(err); len(exceeded) > 0 {
-			return &overQuota{failed, exceeded}
+			return &warmpods.OverQuota{FailedError: failed, Exceeded: exceeded}
 		}
 		return failed
 	}

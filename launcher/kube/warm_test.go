@@ -3,7 +3,9 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,15 +13,16 @@ import (
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/warm"
 )
 
 // warmGateways opens gateways that keep so many warm kernels.
@@ -43,7 +46,8 @@ func warmGateways(t *testing.T, c *testCluster, now *atomic.Int64, wanted *atomi
 // warmPods returns the pods of warm kernels.
 func (c *testCluster) warmPods(t *testing.T) (all []corev1.Pod) {
 	t.Helper()
-	list, err := c.CoreV1().Pods("ns").List(t.Context(), metav1.ListOptions{LabelSelector: selectWarm})
+	list, err := c.CoreV1().Pods("ns").List(t.Context(), metav1.ListOptions{
+		LabelSelector: podspec.LabelManagedBy + "=" + podspec.ManagerWarm})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +75,8 @@ func (c *testCluster) runWarm(t *testing.T, f *fakeSupervisors, n int, all []*La
 			}
 			looks++
 			running := 0
-			for _, pod := range l.warmPods() {
-				if runsWarm(pod) {
+			for _, pod := range l.warm.Pods() {
+				if warmpods.Runs(pod) {
 					running++
 				}
 			}
@@ -225,31 +229,29 @@ func TestWarm_HalfTaken(t *testing.T) {
 	wanted.Store(1)
 	all := warmGateways(t, c, &now, &wanted, 1)
 	c.runWarm(t, f, 1, all)
-	pod := all[0].warmPods()[0]
-	kind, err := podbuild.NewWarmKind(testPods, testRequest(uuid.Nil.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec, err := podspec.ReadRecord(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req := testRequest(rec.ID)
-	rec.Owner, rec.Created = "ann", all[0].clusterNow().UTC().Round(0)
-	want, _, ok := kind.Fit(testPods, req, rec)
-	if !ok {
-		t.Fatal("it does not fit")
-	}
-	patch, err := all[0].claimPatch(pod, want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, wantErr := range []bool{false, true} { // the second start has the same version of the pod
-		_, err := c.CoreV1().Pods("ns").Patch(t.Context(), pod.Name, "application/merge-patch+json", patch,
-			metav1.PatchOptions{})
-		if (err != nil) != wantErr {
-			t.Errorf("claim %d: %v", i, err)
+	pod := all[0].warm.Pods()[0]
+	id := pod.Labels[podspec.LabelKernel]
+	var claim []byte
+	c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		patch := a.(k8stesting.PatchActionImpl)
+		if claim != nil || !strings.Contains(string(patch.Patch), podspec.AnnotationClaim) {
+			return false, nil, nil
 		}
+		claim = slices.Clone(patch.Patch)
+		if _, _, err := c.patchPod(patch); err != nil {
+			t.Error(err)
+		}
+		return true, nil, errors.New("the gateway dies")
+	})
+	req := testRequest(uuid.NewString())
+	req.AnyID = true
+	if k, _, err := all[0].Start(t.Context(), req); err == nil {
+		t.Errorf("a start without an answer has %+v", k)
+	}
+	// A second start has the same version of the pod.
+	if _, err := c.CoreV1().Pods("ns").Patch(t.Context(), pod.Name, types.MergePatchType, claim,
+		metav1.PatchOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("the second claim: %v", err)
 	}
 	eventually(t, "its supervisor says that it has no owner", func() bool {
 		f.mu.Lock()
@@ -259,7 +261,7 @@ func TestWarm_HalfTaken(t *testing.T) {
 		l := all[0]
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		k := l.kernels[rec.ID]
+		k := l.kernels[id]
 		return k != nil && k.supervisor.HasStatus && k.supervisor.Status.Warm
 	})
 	now.Add(int64(warmFinish) + int64(time.Second))
@@ -292,7 +294,7 @@ func TestWarm_EndsEarly(t *testing.T) {
 				}
 			}
 			looks++
-			known := l.allWarmPods()
+			known := l.warm.Pods()
 			return len(known) == 1 && known[0].ResourceVersion == pod.ResourceVersion
 		})
 		close(reported)
@@ -304,27 +306,6 @@ func TestWarm_EndsEarly(t *testing.T) {
 	eventually(t, "it is ended", func() bool { return !c.podThere(t, ended) })
 	now.Add(int64(2 * time.Minute)) // failures do not hold the next one back
 	eventually(t, "another one replaces it", func() bool { return len(c.warmPods(t)) == 1 })
-}
-
-// A created warm kernel that the watch does not report counts as long as its pod exists.
-func TestWarm_Unreported(t *testing.T) {
-	c, _ := newRunning(t, 0)
-	c.otherLeads(t)
-	var now, wanted atomic.Int64
-	l := warmGateways(t, c, &now, &wanted, 1)[0]
-	there, err := c.CoreV1().Pods("ns").Create(t.Context(), runningPod(t, 1, testRequest(idOf(1))), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.warm.noteMade("there", "python3", there.Name)
-	l.warm.noteMade("gone", "python3", "no-such-pod")
-	if got := l.warm.unreported(t.Context()); len(got) != 2 {
-		t.Errorf("at first %v count", got)
-	}
-	now.Add(int64(2 * warmReport))
-	if got := l.warm.unreported(t.Context()); len(got) != 1 || got["there"] != "python3" {
-		t.Errorf("later %v count", got)
-	}
 }
 
 // linger makes a deleted pod stay until its kubelet has ended it, which gone does.
@@ -412,22 +393,4 @@ func TestWarm_Discarded(t *testing.T) {
 		all := c.warmPods(t)
 		return len(all) == 1 && all[0].Name != replaced
 	})
-}
-
-// A warm kernel has its start limit from the moment at which its pod gets a node.
-func TestWarm_WaitedForNode(t *testing.T) {
-	c := newTestCluster(t)
-	l := openTest(t, c, nil)
-	now := l.clusterNow()
-	for ago, want := range map[time.Duration]bool{time.Minute: true, warmStartLimit + time.Minute: false} {
-		pod := &corev1.Pod{}
-		pod.Namespace, pod.Name, pod.Spec.NodeName = "ns", "w", "n"
-		pod.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour))
-		pod.Annotations = map[string]string{podspec.AnnotationWarm: "x"}
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
-			LastTransitionTime: metav1.NewTime(now.Add(-ago))}}
-		if k := l.warm.look(pod, podspec.Record{}); (k.State != warm.Failed) != want {
-			t.Errorf("%v ago: %+v", ago, k)
-		}
-	}
 }

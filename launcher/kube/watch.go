@@ -145,7 +145,7 @@ func (l *Launcher) addHandlers(ns string,
 	})
 	if err := errors.Join(err1, err2,
 		pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(trimPod), events.SetTransform(l.trimEvent)); err != nil {
+		pods.SetTransform(podbuild.TrimmedObject), events.SetTransform(l.trimEvent)); err != nil {
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
@@ -177,14 +177,6 @@ func (l *Launcher) kernelOfEvent(e *corev1.Event) string {
 	return name[:36]
 }
 
-// trimPod drops what this gateway does not read of a kernel's pod.
-func trimPod(o any) (any, error) {
-	if pod, ok := o.(*corev1.Pod); ok { // else it is a cache.DeletedFinalStateUnknown
-		return podbuild.Trimmed(pod), nil
-	}
-	return o, nil
-}
-
 func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
 	if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
 		o = d.Obj
@@ -192,7 +184,9 @@ func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
 	if pod, ok := o.(*corev1.Pod); ok {
 		enter(pod)
 		l.actOnPod(pod)
-		l.noticeWait(pod)
+		if l.reaping.Load() {
+			l.warm.Notice(pod)
+		}
 	}
 }
 

@@ -40,7 +40,7 @@ type watchable struct {
 	hint     string // says what is missing without the rights; "": nothing is said
 	of       runtime.Object
 	trim     cache.TransformFunc
-	lists    cache.ListWatch
+	lists    ListThenWatch
 
 	mu       sync.Mutex
 	informer cache.SharedIndexInformer // nil: not watched
@@ -65,14 +65,14 @@ type Options struct {
 func Watch(ctx context.Context, o Options) *Machines {
 	m := &Machines{o: o, all: []*watchable{
 		{name: "nodes", resource: "nodes", hint: missingNodes, of: &corev1.Node{}, trim: trimNode,
-			lists: listWatchOf(o.Client.CoreV1().Nodes())},
+			lists: ListWatch(o.Client.CoreV1().Nodes(), nil)},
 		{name: "pods of the cluster", resource: "pods", hint: missingPods, of: &corev1.Pod{}, trim: trimPod,
-			lists: listWatchOf(o.Client.CoreV1().Pods(metav1.NamespaceAll))},
+			lists: ListWatch(o.Client.CoreV1().Pods(metav1.NamespaceAll), nil)},
 		{name: "resource slices", group: resourceapi.GroupName, resource: "resourceslices",
-			of: &resourceapi.ResourceSlice{}, trim: trimSlice, lists: listWatchOf(o.Client.ResourceV1().ResourceSlices())},
+			of: &resourceapi.ResourceSlice{}, trim: trimSlice, lists: ListWatch(o.Client.ResourceV1().ResourceSlices(), nil)},
 		{name: "resource claims", group: resourceapi.GroupName, resource: "resourceclaims",
 			of: &resourceapi.ResourceClaim{}, trim: trimClaim,
-			lists: listWatchOf(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll))},
+			lists: ListWatch(o.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll), nil)},
 	}}
 	pause := m.review(ctx)
 	o.Goroutines.Go(func() {
@@ -181,22 +181,29 @@ type ListThenWatch struct{ *cache.ListWatch }
 // IsWatchListSemanticsUnSupported is called by client-go.
 func (ListThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
-// listWatchOf lists and watches with a client of one resource.
-func listWatchOf[L runtime.Object](client interface {
+// ListWatch lists and then watches with a client of one resource. choose may narrow each request; nil: all objects.
+func ListWatch[L runtime.Object](client interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}) cache.ListWatch {
-	return cache.ListWatch{
+}, choose func(*metav1.ListOptions)) ListThenWatch {
+	if choose == nil {
+		choose = func(*metav1.ListOptions) {}
+	}
+	return ListThenWatch{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			choose(&o)
 			return client.List(ctx, o)
 		},
-		WatchFuncWithContext: client.Watch,
-	}
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			choose(&o)
+			return client.Watch(ctx, o)
+		},
+	}}
 }
 
 // start starts the informer of a resource, which reports the first failure in the log. The caller holds r.mu.
 func (m *Machines) start(r *watchable) {
-	informer := cache.NewSharedIndexInformer(ListThenWatch{&r.lists}, r.of, 0, nil)
+	informer := cache.NewSharedIndexInformer(r.lists, r.of, 0, nil)
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -9,6 +9,14 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
+// TrimmedObject is Trimmed for what an informer has received.
+func TrimmedObject(o any) (any, error) {
+	if pod, ok := o.(*corev1.Pod); ok { // else it is a cache.DeletedFinalStateUnknown
+		return Trimmed(pod), nil
+	}
+	return o, nil
+}
+
 // Trimmed returns the part of a kernel's pod that gateways keep in memory: metadata, status, and what says where
 // it runs, what it waits for and what it asks for. ReadRecord, ReadRequest, GPUs, Objects and PortsPolicy return the
 // same for it as for the whole pod. A pod without a stored request keeps its spec, since its restart copies that. A
