@@ -64,8 +64,7 @@ func (k *inCluster) flavored(flavor string) model {
 func TestE2E_KubeFlavors(t *testing.T) {
 	t.Parallel() // it mostly waits
 	file := filepath.Join(t.TempDir(), "flavors.yaml")
-	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", file, "--flavors-as-kernelspecs",
-		"--max-gpus-per-user", "3")
+	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", file, "--max-gpus-per-user", "3")
 	k.cluster.offer(t, map[string]string{"nvidia.com/mig-1g.10gb": "1", "nvidia.com/gpu.shared": "1",
 		"aliyun.com/gpu-mem": "14", "aliyun.com/gpu-count": "1",
 		"nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "100", "amd.com/gpu": "1"})

@@ -12,7 +12,7 @@ import (
 // variables, also after its pod has died, the gateway has started again and the kernelspec has lost the profile.
 func TestE2E_KubeProfiles(t *testing.T) {
 	t.Parallel() // it mostly waits
-	k := newKubeGateway(t, "--start-wait", "10s", "--profiles-as-kernelspecs")
+	k := newKubeGateway(t, "--start-wait", "10s")
 	ekg := map[string]any{
 		"image": "localhost/kernel-py:dev",
 		"env":   []any{map[string]any{"name": "SIZE", "value": "small"}},

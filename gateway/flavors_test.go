@@ -2,8 +2,10 @@ package gateway
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,10 +79,7 @@ func TestFlavors_Choose(t *testing.T) {
 		{"no string", "bob", `{"flavor": 4}`, 400, "flavor"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			g := startUserGateway(t, func(o *Options) {
-				withFlavors(o)
-				o.FlavorsAsSpecs = true
-			})
+			g := startUserGateway(t, withFlavors)
 			got := g.do("POST", "/api/kernels", tt.body, as(tt.user))
 			if tt.status != 201 {
 				got.want(t, tt.status, tt.want)
@@ -111,10 +110,7 @@ func TestFlavors_Choose(t *testing.T) {
 
 // Front ends that cannot choose a flavor get a kernelspec for each. A kernel is named like the kernelspec in the list.
 func TestFlavors_AsSpecs(t *testing.T) {
-	g := startUserGateway(t, func(o *Options) {
-		withFlavors(o)
-		o.FlavorsAsSpecs = true
-	})
+	g := startUserGateway(t, withFlavors)
 	type list struct {
 		Default     string
 		Kernelspecs map[string]specModel
@@ -153,7 +149,6 @@ func TestFlavors_AsSpecs(t *testing.T) {
 	// A kernelspec's own name counts, even if it looks like one with a flavor.
 	g2 := startUserGateway(t, func(o *Options) {
 		withFlavors(o)
-		o.FlavorsAsSpecs = true
 		o.Specs = &specDir{specs: append(o.Specs.List(), kernelspecs.Spec{Name: "python3--t4", DisplayName: "Mine"})}
 	})
 	g2.do("GET", "/api/kernelspecs", "", as("bob")).want(t, 200, `"display_name":"Mine"`)
@@ -168,11 +163,23 @@ func TestFlavors_AsSpecs(t *testing.T) {
 	// The default kernelspec may have a flavor.
 	g3 := startUserGateway(t, func(o *Options) {
 		withFlavors(o)
-		o.FlavorsAsSpecs, o.DefaultKernel = true, "python3--t4"
+		o.DefaultKernel = "python3--t4"
 	})
 	g3.do("GET", "/api/kernelspecs", "", as("bob")).want(t, 200, `{"default":"python3--t4",`)
 	for _, path := range []string{"/api/kernels", "/api/sessions"} {
 		g3.do("POST", path, `{"path": "a.ipynb", "type": "notebook"}`, as("bob")).want(t, 201, `"flavor":"t4"`)
+	}
+
+	// An unlisted flavor is chosen by its name only.
+	g4 := startUserGateway(t, func(o *Options) {
+		o.Flavors = fixedFlavors{{Name: "t4"}, {Name: "rare", Unlisted: true}}
+	})
+	listed := decode[list](t, g4.do("GET", "/api/kernelspecs", "", as("bob"))).Kernelspecs
+	if _, rare := listed["python3--rare"]; rare || listed["python3--t4"].Name == "" {
+		t.Errorf("listed are %v", slices.Sorted(maps.Keys(listed)))
+	}
+	for _, body := range []string{`{"flavor": "rare"}`, `{"name": "python3--rare"}`} {
+		g4.do("POST", "/api/kernels", body, as("bob")).want(t, 201, `"flavor":"rare"`)
 	}
 
 	// A session that gets another kernel by name asks for its flavor as a start does.

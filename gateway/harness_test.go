@@ -179,6 +179,9 @@ func decode[T any](t testing.TB, r reply) T {
 
 // bareGateway returns a gateway that serves no requests.
 func bareGateway(o kernels.Options) *Gateway {
+	if o.Specs == nil {
+		o.Specs = &specDir{}
+	}
 	served := kernels.New(o, nil)
 	return &Gateway{opts: Options{Options: o}, kernels: served, models: &models{kernels: served, jobs: &jobRoutes{}}}
 }

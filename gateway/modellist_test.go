@@ -191,7 +191,7 @@ func TestModelList_KeepUntil(t *testing.T) {
 func TestModelList_Specs(t *testing.T) {
 	w, who := newListTest(t), admin()
 	specs := &specDir{specs: []kernelspecs.Spec{{Name: "python3"}}}
-	w.g = bareGateway(kernels.Options{Launcher: fixedKernels{nil, w.l}, Specs: specs, FlavorsAsSpecs: true,
+	w.g = bareGateway(kernels.Options{Launcher: fixedKernels{nil, w.l}, Specs: specs,
 		Flavors: fixedFlavors{{Name: "t4"}}})
 	k := numbered(1)
 	k.Flavor = "t4"

@@ -75,23 +75,17 @@ func (s *Service) chooseFlavor(who Caller, req *launcher.Request) error {
 }
 
 // shownSpecs returns the kernelspecs that a user may start: each as it is, with each of its profiles, and with each of
-// the flavors that the user may choose. A kernelspec that names its flavor is offered only as it is.
+// the listed flavors that the user may choose. A kernelspec that names its flavor is offered only as it is.
 func (s *Service) shownSpecs(who Caller) []kernelspecs.Spec {
-	specs := s.opts.Specs.List()
-	if !s.opts.FlavorsAsSpecs && !s.opts.ProfilesAsSpecs {
-		return specs
-	}
-	var flavors []flavor.Flavor
-	if s.opts.FlavorsAsSpecs {
-		flavors = s.FlavorsOf(who)
-	}
+	specs, flavors := s.opts.Specs.List(), s.FlavorsOf(who)
 	var list, profiled []kernelspecs.Spec
 	for _, spec := range specs {
-		if s.opts.ProfilesAsSpecs {
-			profiled = append(profiled, profiledSpecs(spec)...)
+		profiled = append(profiled, profiledSpecs(spec)...)
+		if hasFlavor(spec) {
+			continue
 		}
-		if !hasFlavor(spec) {
-			for i := range flavors {
+		for i := range flavors {
+			if !flavors[i].Unlisted {
 				list = append(list, withFlavor(spec, &flavors[i]))
 			}
 		}
@@ -109,7 +103,7 @@ func withFlavor(spec kernelspecs.Spec, f *flavor.Flavor) kernelspecs.Spec {
 // splitFlavored returns the kernelspec and the flavor of a name that withFlavor has made. ok is false for other names.
 func (s *Service) splitFlavored(name string) (spec kernelspecs.Spec, f flavor.Flavor, ok bool) {
 	at := strings.LastIndex(name, flavorSeparator)
-	if !s.opts.FlavorsAsSpecs || s.opts.Flavors == nil || at < 0 {
+	if s.opts.Flavors == nil || at < 0 {
 		return spec, f, false
 	}
 	spec, ok = s.opts.Specs.Get(name[:at])
@@ -130,7 +124,7 @@ func (s *Service) SpecName(k *launcher.Kernel) string {
 	if name, ok := s.profiledName(k); ok {
 		return name
 	}
-	if !s.opts.FlavorsAsSpecs || k.Flavor == "" {
+	if s.opts.Flavors == nil || k.Flavor == "" {
 		return k.SpecName
 	}
 	if spec, ok := s.opts.Specs.Get(k.SpecName); !ok || hasFlavor(spec) {

@@ -64,13 +64,6 @@ type Options struct {
 	ClientEnv     []string      // variables a client may set, besides KERNEL_*
 	Flavors       Flavors       // from which clients may choose; nil: there are no flavors
 
-	// FlavorsAsSpecs offers each kernelspec with each flavor as a kernelspec of its own, for front ends that cannot
-	// choose a flavor.
-	FlavorsAsSpecs bool
-
-	// ProfilesAsSpecs offers each kernelspec with each of its profiles as a kernelspec of its own.
-	ProfilesAsSpecs bool
-
 	StartsPerMinute int  // kernels that one user may start; 0 means no limit
 	Shared          bool // there are users, who own their kernels; else there is one owner
 

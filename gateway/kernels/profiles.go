@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -28,7 +29,7 @@ func shownWithProfile(spec kernelspecs.Spec) kernelspecs.Spec {
 // other names. The spec has its own name.
 func (s *Service) splitProfiled(name string) (kernelspecs.Spec, bool) {
 	at := strings.LastIndex(name, flavorSeparator)
-	if !s.opts.ProfilesAsSpecs || at < 0 {
+	if at < 0 {
 		return kernelspecs.Spec{}, false
 	}
 	spec, ok := s.opts.Specs.Get(name[:at])
@@ -69,13 +70,13 @@ func chooseProfile(req *launcher.Request) error {
 
 // profiledName returns the name under which a front end finds the kernelspec of a kernel with a profile.
 func (s *Service) profiledName(k *launcher.Kernel) (string, bool) {
-	if !s.opts.ProfilesAsSpecs || k.Profile == "" {
+	if k.Profile == "" {
 		return "", false
 	}
 	name := k.SpecName + flavorSeparator + k.Profile
 	if _, another := s.opts.Specs.Get(name); another {
 		return "", false
 	}
-	_, ok := s.splitProfiled(name)
-	return name, ok
+	spec, _ := s.opts.Specs.Get(k.SpecName)
+	return name, slices.ContainsFunc(spec.Profiles(), func(p kernelspecs.Profile) bool { return p.Name == k.Profile })
 }

@@ -48,6 +48,9 @@ type Flavor struct {
 	// ends for it.
 	JobsGiveWay time.Duration `yaml:"jobsGiveWay" json:"-"`
 
+	// Unlisted leaves the flavor out of the list of kernelspecs. It is chosen by its name.
+	Unlisted bool `yaml:"unlisted" json:"-"`
+
 	// Placeholders was removed. Its error says what to use.
 	Placeholders any `yaml:"placeholders" json:"-"`
 

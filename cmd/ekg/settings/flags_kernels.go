@@ -35,11 +35,6 @@ var kernelSettings = []Group{
 			Usage: "kernelspec of requests that name none",
 		},
 		{
-			Name: "profiles-as-kernelspecs", Env: []string{"EKG_PROFILES_AS_KERNELSPECS"}, field: "ProfilesAsSpecs",
-			value: boolean(func(s *Settings) *bool { return &s.Gateway.ProfilesAsSpecs }),
-			Usage: "offer each profile of a kernelspec as a kernelspec of its own, such as \"Python 3 (Large)\"",
-		},
-		{
 			Name: "start-wait", Env: []string{"EKG_START_WAIT"},
 			def: kernels.DefaultStartWait.String(), field: "StartWait",
 			value: duration(func(s *Settings) *time.Duration { return &s.Gateway.StartWait }),

@@ -32,11 +32,6 @@ var kubernetesSettings = []Group{
 			Usage: "YAML file with flavors: the GPUs that users choose by name; see docs/gpus.md",
 		},
 		{
-			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},
-			value: boolean(func(s *Settings) *bool { return &s.Gateway.FlavorsAsSpecs }),
-			Usage: "offer each kernelspec with each flavor as a kernelspec of its own, such as \"Python 3 (T4)\"",
-		},
-		{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.Pods.SupervisorImage }),
 			Usage: "image of ekg. The supervisor's container in each kernel's pod runs it",

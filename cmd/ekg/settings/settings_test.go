@@ -39,8 +39,6 @@ func TestLoad_Refuses(t *testing.T) {
 		{"limit", flag("max-kernels", "many"), `--max-kernels: "many" is not a number from 0 on`},
 		{"groups without users", flag("max-kernels-per-group", "3"),
 			`--max-kernels-per-group: has no effect without --users-file, --oidc-issuer, --auth-token-review or --hub-api-url`},
-		{"flavors as kernelspecs without flavors", flag("flavors-as-kernelspecs", "true"),
-			`--flavors-as-kernelspecs: has no effect without --flavors`},
 		{"negative time", flag("start-wait", "-1s"), `--start-wait: "-1s" is negative`},
 		{"empty token", flag("token", ""), `--token: is empty`},
 		{"empty element", flag("kernelspec-dir", ""), `--kernelspec-dir: is empty`},

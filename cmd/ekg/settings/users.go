@@ -77,7 +77,6 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 		{"unauthorized-user", s.unauthorizedByChoice(), anySource, len(sources) > 0},
 		{"max-kernels-per-group", s.Limits.PerGroup > 0, anySource, len(sources) > 0},
 		{"max-gpus-per-group", s.Limits.GPUsPerGroup > 0, anySource, len(sources) > 0},
-		{"flavors-as-kernelspecs", s.Gateway.FlavorsAsSpecs, "flavors", s.Flavors != ""},
 	} {
 		if o.given && !o.there {
 			refuse(o.name, "has no effect without --%s", o.needs)

@@ -6,12 +6,15 @@
   "master-key-file" "masterKey.existingSecret" "second-master-key-file" "masterKey.existingSecret" "kube-policy" "policy" "jobs-dir" "jobs.claim"
   "kernelspec-dir" "kernelspecs"
   "metrics-listen" "metrics.enabled" "token" "authToken" "token-file" "token.existingSecret" "users-file" "users.file"
-  "flavors" "flavors.list" "flavors-as-kernelspecs" "flavors.asKernelspecs"
+  "flavors" "flavors.list"
   "auth-token-review" "users.tokenReview" "tls-cert" "tls.existingSecret" "tls-key" "tls.existingSecret" -}}
 {{- range $name, $_ := .Values.settings -}}
 {{- if hasKey $own $name -}}
 {{- $errors = append $errors (printf "settings.%s: the chart sets it. Use %s." $name (get $own $name)) -}}
 {{- end -}}
+{{- end -}}
+{{- if hasKey .Values.flavors "asKernelspecs" -}}
+{{- $errors = append $errors "flavors.asKernelspecs: was removed. Set unlisted: true in each flavor that the list of kernelspecs shall not have." -}}
 {{- end -}}
 {{- if contains "enterprise-gateway" .Values.image -}}
 {{- $errors = append $errors (printf "image: %s is Enterprise Gateway's. Leave it out, or name an image of ekg." .Values.image) -}}
