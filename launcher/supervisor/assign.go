@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"net/http"
 	"os"
@@ -34,25 +35,34 @@ type storedAssignment struct {
 	Done bool `json:"done"` // the kernel has got all of it
 }
 
-// assigning is the state of a warm kernel's assignment. The zero value is that of a kernel that is not warm.
+// assigning gives a kernel to its owner. A kernel that was not warm has its owner from the start.
 type assigning struct {
-	turn chan struct{} // fixed; capacity 1: held while a request assigns
-	done chan struct{} // fixed; closed when the kernel is assigned
+	// Fixed.
+	kind string // of api.Config.Warm; "": it was not warm
+	file string // where a begun assignment is stored
+	mu   *stateMutex
+	turn chan struct{} // capacity 1: held while a request assigns
+	done chan struct{} // closed when the kernel is assigned; nil if kind is ""
 
-	// Guarded by Supervisor.mu.
+	// Guarded by mu, which is Supervisor.mu. The first three do not change once the kernel has its owner.
+	owner string // "": everyone
+	env   map[string]string
+	dir   string
 	warm  bool              // it has no owner yet
 	begun *storedAssignment // nil: none was begun
 }
 
-// readAssignment prepares a supervisor of a kernel that is or was warm.
-func (s *Supervisor) readAssignment() {
-	if s.cfg.Warm == "" {
-		return
+// newAssigning takes over an assignment that an earlier supervisor of the kernel has begun.
+func newAssigning(cfg *api.Config, mu *stateMutex, logger *slog.Logger) assigning {
+	a := assigning{kind: cfg.Warm, mu: mu, owner: cfg.Owner, env: cfg.Env, dir: cfg.WorkingDir}
+	if a.kind == "" {
+		return a
 	}
-	s.assign = assigning{turn: make(chan struct{}, 1), done: make(chan struct{}), warm: true}
-	b, err := os.ReadFile(s.assignmentFile())
+	a.file = filepath.Join(cfg.SpillDir, api.AssignmentFile)
+	a.turn, a.done, a.warm = make(chan struct{}, 1), make(chan struct{}), true
+	b, err := os.ReadFile(a.file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return
+		return a
 	}
 	var stored storedAssignment
 	if err == nil {
@@ -60,136 +70,135 @@ func (s *Supervisor) readAssignment() {
 	}
 	if err != nil {
 		// Another assignment must not follow one that may have begun.
-		s.logger.Error("the kernel's assignment cannot be read; it can be ended only", logkey.Err, err)
+		logger.Error("the kernel's assignment cannot be read; it can be ended only", logkey.Err, err)
 	}
-	s.assign.begun = &stored
+	a.begun = &stored
 	if stored.Done {
-		s.applyLocked()
+		a.applyLocked()
 	}
+	return a
 }
 
-func (s *Supervisor) assignmentFile() string {
-	return filepath.Join(s.cfg.SpillDir, api.AssignmentFile)
-}
-
-// Warm implements routes.Kernel.
-func (s *Supervisor) Warm() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.assign.warm
-}
-
-// Assign implements routes.Kernel.
-func (s *Supervisor) Assign(ctx context.Context, a api.Assignment) error {
-	if s.cfg.Warm == "" {
+// assign does what routes.Kernel promises of Assign. give sets variables and working directory in the running kernel.
+// taken is called with mu held when the kernel has got its owner.
+func (a *assigning) assign(
+	ctx context.Context, to api.Assignment, give func(context.Context, api.Assignment) error, taken func(),
+) error {
+	if a.kind == "" {
 		return routes.Error{Status: http.StatusConflict, Text: "this kernel was started for its owner"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, assignTime)
 	defer cancel()
 	select {
-	case s.assign.turn <- struct{}{}:
-		defer func() { <-s.assign.turn }()
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
 	case <-ctx.Done():
 		return routes.Error{Status: http.StatusServiceUnavailable, Text: "another assignment is in progress"}
 	}
-	return s.assignTo(ctx, a)
-}
-
-// assignTo does what Assign promises. The turn is held.
-func (s *Supervisor) assignTo(ctx context.Context, a api.Assignment) error {
-	s.mu.Lock()
-	begun := s.assign.begun
-	s.mu.Unlock()
+	a.mu.Lock()
+	begun := a.begun
+	a.mu.Unlock()
 	switch {
-	case begun != nil && begun.ID != a.ID:
+	case begun != nil && begun.ID != to.ID:
 		return routes.Error{Status: http.StatusConflict, Text: "this kernel was assigned before"}
 	case begun != nil && begun.Done:
 		return nil
 	case begun == nil:
-		begun = &storedAssignment{Assignment: a}
-		if err := s.storeAssignment(begun); err != nil {
+		begun = &storedAssignment{Assignment: to}
+		if err := a.store(begun); err != nil {
 			return err
 		}
 	}
-	if s.cfg.Warm == api.WarmProcess {
-		if err := s.setInKernel(ctx, begun.Assignment); err != nil {
+	if a.kind == api.WarmProcess {
+		if err := give(ctx, begun.Assignment); err != nil {
 			return routes.Error{Status: http.StatusBadGateway,
 				Text: "the kernel could not be given to its owner: " + err.Error()}
 		}
 	}
 	done := *begun
 	done.Done = true
-	if err := s.storeAssignment(&done); err != nil {
+	if err := a.store(&done); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.applyLocked()
-	s.use.Started = s.now()
-	s.recordOwnerLocked()
-	s.use.Used()
-	s.logger.Info("kernel has got its owner")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.applyLocked()
+	taken()
 	return nil
 }
 
-// storeAssignment writes an assignment to disk, and from then on rejects every other.
-func (s *Supervisor) storeAssignment(a *storedAssignment) error {
-	b, err := json.Marshal(a)
+// store writes an assignment to disk, and from then on rejects every other.
+func (a *assigning) store(to *storedAssignment) error {
+	b, err := json.Marshal(to)
 	if err != nil {
 		return err
 	}
-	if err := files.Write(s.assignmentFile(), b); err != nil {
+	if err := files.Write(a.file, b); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.assign.begun = a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.begun = to
 	return nil
 }
 
-// applyLocked makes the assignment count for every further request and for every further process of the kernel. New
-// calls it without the lock.
-func (s *Supervisor) applyLocked() {
-	a := s.assign.begun
-	s.cfg.Owner = a.Owner
-	s.cfg.Env = maps.Clone(s.cfg.Env)
-	if s.cfg.Env == nil {
-		s.cfg.Env = map[string]string{}
+// applyLocked makes the assignment count for every further request and for every further process of the kernel.
+func (a *assigning) applyLocked() {
+	a.owner = a.begun.Owner
+	env := map[string]string{}
+	maps.Copy(env, a.env)
+	maps.Copy(env, a.begun.Env)
+	a.env = env
+	if a.begun.WorkingDir != "" {
+		a.dir = a.begun.WorkingDir
 	}
-	maps.Copy(s.cfg.Env, a.Env)
-	if a.WorkingDir != "" {
-		s.cfg.WorkingDir = a.WorkingDir
-	}
-	s.assign.warm = false
-	close(s.assign.done)
+	a.warm = false
+	close(a.done)
 }
 
-// processSettings returns the variables and the working directory of the kernel's next process.
-func (s *Supervisor) processSettings() (env map[string]string, dir string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cfg.Env, s.cfg.WorkingDir
+// settings returns the variables and the working directory of the kernel's next process.
+func (a *assigning) settings() (env map[string]string, dir string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.env, a.dir
 }
 
-// awaitOwner waits until a kernel whose process is not started before has its owner. It returns the stop that came
+// await waits until a kernel whose process is not started before has its owner. It returns the stop that came
 // meanwhile, or nil.
-func (s *Supervisor) awaitOwner(ctx context.Context) *operation {
-	if s.cfg.Warm != api.WarmContainer {
+func (a *assigning) await(ctx context.Context, o *operations) *operation {
+	if a.kind != api.WarmContainer {
 		return nil
 	}
 	for {
 		select {
-		case <-s.assign.done:
+		case <-a.done:
 			return nil
-		case op := <-s.operations.requested:
+		case op := <-o.requested:
 			if op.stop {
 				return op
 			}
-			s.operations.settle(op, routes.ErrNotRunning)
+			o.settle(op, routes.ErrNotRunning)
 		case <-ctx.Done():
 			return stopBySignal()
 		}
 	}
+}
+
+// Warm implements routes.Kernel.
+func (s *Supervisor) Warm() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.assigning.warm
+}
+
+// Assign implements routes.Kernel.
+func (s *Supervisor) Assign(ctx context.Context, a api.Assignment) error {
+	return s.assigning.assign(ctx, a, s.setInKernel, func() {
+		s.use.Started = s.now()
+		s.timeline.owner(s.use.Started, s.kernel.process != nil)
+		s.use.Used()
+		s.logger.Info("kernel has got its owner")
+	})
 }
 
 // setInKernel sets variables and working directory in the running kernel, and waits for its answer.

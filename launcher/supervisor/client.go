@@ -89,7 +89,9 @@ func parseKey(key string) (user string, readOnly bool) {
 }
 
 // OwnedBy implements routes.Kernel. Without users everyone is the owner.
-func (s *Supervisor) OwnedBy(user string) bool { return s.cfg.Owner == "" || s.cfg.Owner == user }
+func (s *Supervisor) OwnedBy(user string) bool {
+	return s.assigning.owner == "" || s.assigning.owner == user
+}
 
 // join attaches a client to its session and makes its connection. A new session gets the present state before live
 // messages, with the running cell's parent. leave undoes it.

@@ -103,9 +103,9 @@ func (s *Supervisor) factsLocked() facts {
 			process:     s.kernel.process,
 			logFull:     api.LogNearlyFull(size, limit),
 			gpus:        s.use.GPUs.Wakes,
-			warm:        s.assign.warm,
+			warm:        s.assigning.warm,
 		},
-		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.endShown},
+		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.culling.shown},
 		use: useFacts{
 			clock:       c.Version(),
 			state:       c.State(),
@@ -126,7 +126,7 @@ func (s *Supervisor) commitLocked() {
 	now := s.factsLocked()
 	last := &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
-		goroutines.Wake(s.useChanged)
+		goroutines.Wake(s.culling.changed)
 	}
 	if now.saved.activity.Sub(last.saved.activity) < activitySave {
 		now.saved.activity = last.saved.activity // a later commit saves it
@@ -136,7 +136,7 @@ func (s *Supervisor) commitLocked() {
 	}
 	due := now.status != last.status
 	if due {
-		s.recordLocked(&last.status, &now.status)
+		s.timeline.record(s.nowLocked(), &last.status, &now.status)
 	}
 	if !due && now.activity != last.activity {
 		if due = s.nowLocked().Sub(s.lastWake) >= activityPause; !due {
@@ -150,12 +150,4 @@ func (s *Supervisor) commitLocked() {
 		s.change = make(chan struct{})
 	}
 	s.instant = time.Time{}
-}
-
-// nowLocked returns the time. While a message is delivered, it is the time at which that began.
-func (s *Supervisor) nowLocked() time.Time {
-	if !s.instant.IsZero() {
-		return s.instant
-	}
-	return s.now()
 }

@@ -55,7 +55,7 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 					t.Error("status streams are not woken")
 				}
 			}
-			if got := len(s.useChanged) > 0; got != tc.use {
+			if got := len(s.culling.changed) > 0; got != tc.use {
 				t.Errorf("the look at use: %v, want %v", got, tc.use)
 			}
 			if got := s.stateFile.Dirty(); got != tc.saved {

@@ -11,34 +11,43 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 )
 
-// checkCull returns why the kernel is to be culled now, and for which limit. Otherwise reason is "", and pause is the
-// time until the next check if nothing happens. It updates what notebooks show.
-func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	cull, now := &s.cfg.Cull, s.now()
-	pause = cull.LookInterval()
-	if s.assign.warm {
-		return "", "", pause // it waits for its owner
+// culling decides when the kernel is culled, and shows that to its users. Supervisor.mu guards it.
+type culling struct {
+	// Fixed.
+	cull     *api.Cull
+	clients  *clients
+	timeline *timeline
+	changed  chan struct{} // capacity 1: the time of culling may have changed
+
+	shown time.Time // when the kernel will be culled, as it was shown last
+}
+
+// check returns why the kernel is to be culled now, and for which limit. Otherwise reason is "", and pause is the time
+// until the next check if nothing happens. It updates what notebooks show. A warm kernel waits for its owner.
+func (c *culling) check(warm bool) (reason, limit string, pause time.Duration) {
+	use, now, connected := c.clients.use, c.clients.now(), c.clients.sessions.Active() > 0
+	pause = c.cull.LookInterval()
+	if warm {
+		return "", "", pause
 	}
-	if p, due := s.use.Due(s.clients.sessions.Active() > 0); due {
+	if p, due := use.Due(connected); due {
 		return p.Reason(now), p.Limit, 0
 	}
-	shown := s.use.Plan(s.clients.sessions.Active() > 0)
-	s.endShown = shown.At
+	plan := use.Plan(connected)
+	c.shown = plan.At
 	switch {
-	case shown.At.IsZero():
-		s.notices.Cull.End("")
-	case !now.Before(shown.Warn) && shown.Warn.Before(shown.At):
-		s.showWarningLocked(shown)
+	case plan.At.IsZero():
+		c.clients.notices.Cull.End("")
+	case !now.Before(plan.Warn) && plan.Warn.Before(plan.At):
+		c.warn(plan)
 	default:
 		text := ""
-		if now.Before(s.use.KeepUntil) {
-			text = "This kernel is kept until " + shownTime(s.use.KeepUntil) + "."
+		if now.Before(use.KeepUntil) {
+			text = "This kernel is kept until " + shownTime(use.KeepUntil) + "."
 		}
-		s.notices.Cull.End(text)
+		c.clients.notices.Cull.End(text)
 	}
-	for _, at := range []time.Time{shown.Warn, shown.At} {
+	for _, at := range []time.Time{plan.Warn, plan.At} {
 		if now.Before(at) {
 			pause = min(pause, at.Sub(now))
 		}
@@ -49,27 +58,27 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 // shownTime returns a time as notebooks show it.
 func shownTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// showWarningLocked shows connected sessions when the kernel will be culled, in their last cell.
-func (s *Supervisor) showWarningLocked(p activity.Plan) {
+// warn shows connected sessions when the kernel will be culled, in their last cell.
+func (c *culling) warn(p activity.Plan) {
 	text := fmt.Sprintf("This kernel will be ended at %s: by then it will have been %s.", shownTime(p.At), p.State(p.At))
 	if p.Limit == api.LimitIdle {
 		text += " Run a cell to keep it."
 	}
-	s.history.AddNew(s.nowLocked(), api.TimelineWarning, text)
-	for sess := range s.clients.sessions.All() {
+	c.timeline.AddNew(c.clients.now(), api.TimelineWarning, text)
+	for sess := range c.clients.sessions.All() {
 		if sess.Connected() {
-			s.notices.Cull.Add(sess.Number, sess.LastCell)
+			c.clients.notices.Cull.Add(sess.Number, sess.LastCell)
 		}
 	}
-	s.notices.Cull.Show(text)
+	c.clients.notices.Cull.Show(text)
 }
 
-// announceCullLocked shows every session in its last cell why the kernel was culled.
-func (s *Supervisor) announceCullLocked(reason string) {
-	for sess := range s.clients.sessions.All() {
-		s.notices.Cull.Add(sess.Number, sess.LastCell)
+// announce shows every session in its last cell why the kernel was culled.
+func (c *culling) announce(reason string) {
+	for sess := range c.clients.sessions.All() {
+		c.clients.notices.Cull.Add(sess.Number, sess.LastCell)
 	}
-	s.notices.Cull.End("This kernel was ended at " + shownTime(s.now()) + ": " + reason + ". Its variables are gone.")
+	c.clients.notices.Cull.End("This kernel was ended at " + shownTime(c.clients.now()) + ": " + reason + ". Its variables are gone.")
 }
 
 // Keep implements routes.Kernel.

@@ -60,12 +60,14 @@ func (i *idling) run(end time.Duration, events ...happening) (time.Duration, str
 			events = events[1:]
 		}
 		select {
-		case <-i.s.useChanged:
+		case <-i.s.culling.changed:
 			look = i.at
 		default:
 		}
 		if i.at >= look {
-			reason, limit, pause := i.s.checkCull()
+			i.s.mu.Lock()
+			reason, limit, pause := i.s.culling.check(false)
+			i.s.mu.Unlock()
 			if reason != "" {
 				if word := map[string]string{api.LimitIdle: "idle", api.LimitBusy: "busy",
 					api.LimitAge: "running"}[limit]; !strings.HasPrefix(

@@ -55,7 +55,7 @@ type launched struct {
 
 func (s *Supervisor) newLaunched(p *child.Process) *launched {
 	sig := syscall.SIGINT
-	if name := s.cfg.Env[alternateInterrupt]; name != "" {
+	if name := s.assigning.env[alternateInterrupt]; name != "" {
 		if sig = unix.SignalNum("SIG" + strings.TrimPrefix(name, "SIG")); sig == 0 {
 			s.logger.Warn("the kernelspec's signal for interrupts is ignored: no signal has its name", logkey.Signal, name)
 			sig = syscall.SIGINT
@@ -161,12 +161,13 @@ func (s *Supervisor) expectLauncher(st *child.StartOptions) (*enterprise.Expecta
 	}
 	vars := e.Variables()
 	st.Launcher, st.ConnectionFile = true, nil
-	st.Env = map[string]string{}
-	for _, env := range []map[string]string{s.cfg.Env, vars} {
+	all := map[string]string{}
+	for _, env := range []map[string]string{st.Env, vars} {
 		for name, value := range env {
-			st.Env[name] = value
+			all[name] = value
 		}
 	}
+	st.Env = all
 	fill := strings.NewReplacer("{response_address}", vars["RESPONSE_ADDRESS"], "{public_key}", vars["PUBLIC_KEY"])
 	st.Argv = make([]string, len(s.cfg.Argv))
 	for i, arg := range s.cfg.Argv {

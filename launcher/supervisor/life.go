@@ -139,11 +139,11 @@ func (s *Supervisor) launch(ctx context.Context) (
 	if err := files.Write(s.cfg.ConnectionFile, c.File); err != nil {
 		return c, nil, false, fmt.Errorf("connection file: %w", err)
 	}
-	env, dir := s.processSettings()
+	env, dir := s.assigning.settings()
 	own, err := process.Start(process.Options{
 		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: env,
 		WorkingDir: dir, Reaper: s.reaper, Logger: s.logger,
-		GPUSeen:    func(*process.Process) { goroutines.Wake(s.useChanged) },
+		GPUSeen:    func(*process.Process) { goroutines.Wake(s.culling.changed) },
 		GPUSampled: func(*process.Process, gpu.Samples) { goroutines.Wake(s.gpusSampled) },
 	})
 	if err != nil {
@@ -210,13 +210,13 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			if l.cull(out) {
 				return
 			}
-		case <-l.s.useChanged:
+		case <-l.s.culling.changed:
 			if l.cull(out) {
 				return
 			}
 		case <-l.s.gpusSampled:
 			l.takeSamples()
-		case <-l.s.memoryDue:
+		case <-l.s.timeline.memoryDue:
 			l.proc.MeasureMemory()
 		case b := <-l.next:
 			l.setBridge(b)
@@ -244,7 +244,9 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 // cull ends the kernel if that is due, and reports whether it did. Otherwise it sets the time of the next look.
 func (l *life) cull(out *outcome) bool {
 	next := l.measure()
-	reason, limit, pause := l.s.checkCull()
+	l.s.mu.Lock()
+	reason, limit, pause := l.s.culling.check(l.s.assigning.warm)
+	l.s.mu.Unlock()
 	if reason == "" {
 		l.nextLook.Reset(min(pause, next))
 		return false
@@ -386,7 +388,7 @@ func (s *Supervisor) endRequestsLocked(out *outcome) {
 		return
 	}
 	if out.culled != "" {
-		s.announceCullLocked(out.reason)
+		s.culling.announce(out.reason)
 	} else if r := s.clients.requests.OldestCell(); r != nil && r.Session != noSession {
 		s.log.Append(r.Session, s.notices.Line(r.Header, "The kernel died: %s", out.reason), true)
 	}

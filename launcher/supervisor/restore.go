@@ -92,7 +92,7 @@ func (s *Supervisor) restore(kernel fate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kernel.adopted = true
-	s.recordFateLocked(kernel)
+	s.timeline.fate(s.nowLocked(), kernel)
 	if len(saved.Identity) > 0 && s.cfg.Secret.Identity == "" {
 		s.identity = saved.Identity
 	}

@@ -77,7 +77,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		GPUUse:       s.use.GPUs.Sum,
 		GPUs:         len(s.cfg.GPUSamples.Devices),
 		Started:      s.use.Started.UTC(),
-		Warm:         s.assign.warm,
+		Warm:         s.assigning.warm,
 		Memory:       s.kernel.memory().Bytes,
 	}
 	if s.kernel.process != nil {

@@ -19,7 +19,7 @@ func (s *Supervisor) Interrupt() error {
 	s.mu.Lock()
 	proc := s.kernel.process
 	if proc != nil {
-		s.history.Add(s.nowLocked(), api.TimelineInterrupted, "")
+		s.timeline.Add(s.nowLocked(), api.TimelineInterrupted, "")
 	}
 	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
 		// Through the gate: a kernel that does not read must not block the caller.

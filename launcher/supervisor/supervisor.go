@@ -49,14 +49,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/ending"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
 const (
@@ -68,17 +65,10 @@ const (
 // Supervisor runs one kernel. Its methods may be called concurrently.
 type Supervisor struct {
 	// Fixed: settings.
-	cfg          api.Config
-	build        string // the program's version
-	logger       *slog.Logger
-	now          func() time.Time
-	sinceBoot    func() time.Duration // proctree.SinceBoot; tests change it
-	kernelLimits zeromq.Limits        // bridgeLimits; tests change it
-	slowStart    time.Duration        // the constant of this name; tests change it and the next four
-	redialProof  time.Duration
-	beat         time.Duration // heartbeatInterval
-	logPatience  time.Duration // logstream.Patience
-	maxMessage   int64
+	cfg    api.Config
+	build  string // the program's version
+	logger *slog.Logger
+	timing
 
 	// Fixed: parts and signals.
 	log               *messagelog.Log
@@ -92,9 +82,7 @@ type Supervisor struct {
 	reaper            *proctree.Reaper // of this program; nil: orphans do not become its children
 	stateFile         *savedstate.File // nil: no other supervisor would read it
 	containerReported chan struct{}    // capacity 1: the cluster has reported on the container
-	useChanged        chan struct{}    // capacity 1: the time of culling may have changed
 	gpusSampled       chan struct{}    // capacity 1: there are new samples of GPUs
-	memoryDue         chan struct{}    // capacity 1: a cell has ended, and memory may be measured
 	over              chan struct{}    // closed when the kernel has ended for good
 	traffic           traffic
 
@@ -116,16 +104,10 @@ type Supervisor struct {
 	use     activity.Use     // which decides when the kernel is culled
 
 	kernel    kernel
-	instant   time.Time     // see nowLocked; zero but while a message is delivered
+	culling   culling
+	timeline  timeline
+	assigning assigning     // of a kernel that was started without an owner
 	change    chan struct{} // closed when status streams are woken, and replaced
-	takesOver bool          // the kernel of an earlier supervisor lives, and becomes the kernel's process
-	endShown  time.Time     // when the kernel will be culled, as it was shown last
-
-	history     history.History // what its users can look up
-	memoryAsked time.Time       // when its memory was last measured at the end of a cell
-	memoryRead  time.Time       // when its memory was last measured for a request
-
-	assign assigning // of a kernel that was started without an owner
 
 	// Why the kernel has ended. It is set before over is closed.
 	endReason string
@@ -138,15 +120,11 @@ type Supervisor struct {
 func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	over := make(chan struct{})
 	s := &Supervisor{
-		cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
-		sinceBoot:    proctree.SinceBoot,
-		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
-		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
+		cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), timing: realTiming(),
 		own:      ownRequests{session: jupyter.NewID(), over: over, replies: map[string]chan []byte{}},
 		identity: []byte(jupyter.NewID()),
 		memory:   memory.New(), processors: processors.New(),
-		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
-		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
+		containerReported: make(chan struct{}, 1), gpusSampled: make(chan struct{}, 1),
 		over: over, operations: operations{requested: make(chan *operation), over: over}, change: make(chan struct{}),
 		kernel:  newKernel(),
 		traffic: traffic{began: time.Now().UTC().Round(0)},
@@ -159,19 +137,20 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: s.place(),
-			Measured: func() { goroutines.Wake(s.useChanged) },
+			Measured: func() { goroutines.Wake(s.culling.changed) },
 			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
 	s.ending = ending.New(&s.cfg)
-	s.readAssignment()
+	s.assigning = newAssigning(&s.cfg, &s.mu, s.logger)
 	s.notices = notices.New(s.log, s.own.session)
 	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
 	s.clients = newClients(clients{log: s.log, notices: s.notices, use: &s.use, now: s.nowLocked, owns: s.OwnedBy,
 		logger: s.logger})
-	s.history = history.New(s.use.Started)
+	s.timeline = newTimeline(s.use.Started)
+	s.culling = culling{cull: &s.cfg.Cull, clients: s.clients, timeline: &s.timeline, changed: make(chan struct{}, 1)}
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
 	return s
@@ -210,7 +189,7 @@ func (s *Supervisor) recordEnding(e api.Ending) {
 
 // runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
 func (s *Supervisor) runKernel(ctx context.Context) {
-	if op := s.awaitOwner(ctx); op != nil {
+	if op := s.assigning.await(ctx, &s.operations); op != nil {
 		s.endKernel(op)
 		return
 	}
@@ -338,7 +317,7 @@ func (s *Supervisor) announce(state api.State, reason string) {
 	s.use.Reset(state)
 	s.kernel.reason = ""
 	if state == api.Restarting {
-		s.history.Add(s.nowLocked(), api.TimelineDied, reason)
+		s.timeline.Add(s.nowLocked(), api.TimelineDied, reason)
 	}
 	if state == api.Dead {
 		s.kernel.reason = reason

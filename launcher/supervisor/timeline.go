@@ -19,107 +19,127 @@ const memoryReadPause = time.Second
 // earlierUnknown is what the first event of an adopted or a replaced kernel says.
 const earlierUnknown = "Earlier events are not known: the program that keeps them was started again."
 
-// recordFateLocked begins the timeline of a kernel that an earlier supervisor has started.
-func (s *Supervisor) recordFateLocked(kernel fate) {
+// timeline records the kernel's life for its users. It is handed what has happened. Supervisor.mu guards it.
+type timeline struct {
+	history.History
+	memoryDue chan struct{} // fixed; capacity 1: a cell has ended, and memory may be measured
+
+	replaced    bool      // an earlier supervisor has run the kernel
+	takesOver   bool      // that supervisor's kernel lives, and becomes the kernel's process
+	memoryAsked time.Time // when its memory was last measured at the end of a cell
+	memoryRead  time.Time // when its memory was last measured for a request
+}
+
+func newTimeline(started time.Time) timeline {
+	return timeline{History: history.New(started), memoryDue: make(chan struct{}, 1)}
+}
+
+// fate begins the timeline of a kernel that an earlier supervisor has started.
+func (t *timeline) fate(at time.Time, kernel fate) {
+	t.replaced = true
 	switch kernel {
 	case alive:
-		s.takesOver = true
-		s.history.Add(s.nowLocked(), api.TimelineAdopted, earlierUnknown)
+		t.takesOver = true
+		t.Add(at, api.TimelineAdopted, earlierUnknown)
 	case died:
-		s.history.Add(s.nowLocked(), api.TimelineDied,
+		t.Add(at, api.TimelineDied,
 			"It ended while the program that keeps its events was away. Earlier events are not known.")
 	case restarted: // its next process is recorded
 	}
 }
 
-// recordOwnerLocked begins the timeline of a warm kernel again when it gets its owner. A process that runs already has
-// answered.
-func (s *Supervisor) recordOwnerLocked() {
-	s.history = history.New(s.use.Started)
-	if s.kernel.process != nil {
-		s.history.Add(s.use.Started, api.TimelineStarted, "It was started before it had an owner.")
-		s.history.Add(s.use.Started, api.TimelineReady, "")
+// owner begins the timeline of a warm kernel again when it gets its owner. A process that runs already has answered.
+func (t *timeline) owner(started time.Time, runs bool) {
+	t.History = history.New(started)
+	if runs {
+		t.Add(started, api.TimelineStarted, "It was started before it had an owner.")
+		t.Add(started, api.TimelineReady, "")
 	}
 }
 
-// recordPullLocked adds the pull of an image, once. The cluster may report it after the container has started. A pull
-// for a warm kernel that had no owner yet is ignored. The cluster's times are whole seconds.
-func (s *Supervisor) recordPullLocked(p *api.Pull) {
-	if p == nil || p.At.Add(time.Second).Before(s.use.Started) {
+// pull adds the pull of an image, once. The cluster may report it after the container has started. A pull for a warm
+// kernel that had no owner yet is ignored. The cluster's times are whole seconds.
+func (t *timeline) pull(p *api.Pull, started time.Time) {
+	if p == nil || p.At.Add(time.Second).Before(started) {
 		return
 	}
 	text := p.Image
 	if p.Took > 0 {
 		text += " in " + p.Took.Round(100*time.Millisecond).String()
 	}
-	s.history.AddNewAt(p.At, api.TimelinePulled, text)
+	t.AddNewAt(p.At, api.TimelinePulled, text)
 }
 
-// recordLocked adds what has changed between two commits to the kernel's timeline.
-func (s *Supervisor) recordLocked(before, now *statusFacts) {
-	at, h := s.nowLocked(), &s.history
+// record adds what has changed between two commits.
+func (t *timeline) record(at time.Time, before, now *statusFacts) {
 	if now.process != nil && now.process != before.process {
 		switch {
-		case s.takesOver:
-			s.takesOver = false // restore has recorded it
-		case now.epoch > 1 && s.kernel.adopted && h.Empty():
-			h.Add(at, api.TimelineRestarted, earlierUnknown)
+		case t.takesOver:
+			t.takesOver = false // fate has recorded it
+		case now.epoch > 1 && t.replaced && t.Empty():
+			t.Add(at, api.TimelineRestarted, earlierUnknown)
 		case now.epoch > 1:
-			h.Add(at, api.TimelineRestarted, "")
+			t.Add(at, api.TimelineRestarted, "")
 		default:
-			h.Add(at, api.TimelineStarted, "")
+			t.Add(at, api.TimelineStarted, "")
 		}
 	}
 	if now.state != before.state {
-		h.Busy(at, now.state == api.Busy)
-		if now.state == api.Idle && at.Sub(s.memoryAsked) >= memoryPause {
-			s.memoryAsked = at
-			goroutines.Wake(s.memoryDue)
+		t.Busy(at, now.state == api.Busy)
+		if now.state == api.Idle && at.Sub(t.memoryAsked) >= memoryPause {
+			t.memoryAsked = at
+			goroutines.Wake(t.memoryDue)
 		}
 		was := before.state == api.Starting || before.state == api.Restarting
 		switch {
 		case now.state == api.Dead:
-			h.Add(at, api.TimelineDead, now.reason)
+			t.Add(at, api.TimelineDead, now.reason)
 		case was && (now.state == api.Idle || now.state == api.Busy):
-			h.Add(at, api.TimelineReady, "")
+			t.Add(at, api.TimelineReady, "")
 		}
 	}
 	if now.waiting != before.waiting && now.waiting != "" {
-		h.AddNew(at, api.TimelineWaiting, now.waiting)
+		t.AddNew(at, api.TimelineWaiting, now.waiting)
 	}
 	if now.reason != before.reason && now.reason != "" && now.state != api.Dead {
-		h.AddNew(at, api.TimelineWarning, now.reason)
+		t.AddNew(at, api.TimelineWarning, now.reason)
 	}
 	if now.silent && !before.silent {
-		h.AddNew(at, api.TimelineWarning, silentReason)
+		t.AddNew(at, api.TimelineWarning, silentReason)
 	}
 	if now.node != before.node && now.node != "" {
-		h.AddNew(at, api.TimelineWarning, now.node)
+		t.AddNew(at, api.TimelineWarning, now.node)
 	}
 	if !now.keepUntil.Equal(before.keepUntil) {
 		text := "no longer"
 		if !now.keepUntil.IsZero() {
 			text = "until " + shownTime(now.keepUntil)
 		}
-		h.Add(at, api.TimelineKept, text)
+		t.Add(at, api.TimelineKept, text)
 	}
+}
+
+// measures reports whether memory is to be measured for a request, and notes that it is.
+func (t *timeline) measures(at time.Time) bool {
+	due := at.Sub(t.memoryRead) >= memoryReadPause
+	if due {
+		t.memoryRead = at
+	}
+	return due
 }
 
 // Timeline implements routes.Kernel. Every user who sees the kernel may read it.
 func (s *Supervisor) Timeline() api.Timeline {
 	s.mu.Lock()
-	proc, now := s.kernel.process, s.now()
-	measures := proc != nil && now.Sub(s.memoryRead) >= memoryReadPause
-	if measures {
-		s.memoryRead = now
-	}
+	proc := s.kernel.process
+	measures := proc != nil && s.timeline.measures(s.now())
 	s.mu.Unlock()
 	if measures {
 		proc.MeasureMemory()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.history.Timeline(s.now())
+	t := s.timeline.Timeline(s.now())
 	used := s.kernel.memory()
 	t.Memory, t.MemoryAt = used.Bytes, used.At.UTC()
 	return t

@@ -42,7 +42,7 @@ func (s *Supervisor) SetWaiting(reported api.Waiting) error {
 		return nil
 	}
 	s.kernel.waiting = reported
-	s.recordPullLocked(reported.Pulled)
+	s.timeline.pull(reported.Pulled, s.use.Started)
 	s.showWaitingLocked()
 	s.mu.Unlock()
 	if reported.Class == api.DiedClass && reported.Text != "" {
@@ -162,7 +162,7 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
 	}
-	env, dir := s.processSettings()
+	env, dir := s.assigning.settings()
 	st := child.StartOptions{
 		KernelID: s.cfg.KernelID, Argv: s.cfg.Argv, ImageKernelspec: s.cfg.ImageKernelspec,
 		Env: env, WorkingDir: dir, ConnectionFile: c.File,
