@@ -159,7 +159,6 @@ var mayImport = map[string][]string{
 		"jupyter",
 		"jupyter/framing",
 		"jupyter/notice",
-		"launcher/gpu",
 		"launcher/proctree",
 		"launcher/supervisor/activity",
 		"launcher/supervisor/api",
@@ -168,7 +167,6 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/connection",
 		"launcher/supervisor/connectionfile",
 		"launcher/supervisor/ending",
-		"launcher/supervisor/enterprise",
 		"launcher/supervisor/gaps",
 		"launcher/supervisor/gate",
 		"launcher/supervisor/history",
@@ -184,6 +182,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/routes",
 		"launcher/supervisor/savedstate",
 		"launcher/supervisor/session",
+		"launcher/supervisor/starter",
 		"launcher/supervisor/zeromq",
 	},
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/supervisor/api"},
@@ -208,6 +207,16 @@ var mayImport = map[string][]string{
 	"launcher/kube/podstatus": {"launcher", "launcher/gpu", "launcher/kube/podspec", "launcher/supervisor/api"},
 
 	// The supervisor's parts.
+	"launcher/supervisor/starter": {
+		"jupyter",
+		"launcher/gpu",
+		"launcher/proctree",
+		"launcher/supervisor/api",
+		"launcher/supervisor/child",
+		"launcher/supervisor/connectionfile",
+		"launcher/supervisor/enterprise",
+		"launcher/supervisor/process",
+	},
 	"launcher/supervisor/connection": {
 		"jupyter",
 		"jupyter/framing",

@@ -81,13 +81,13 @@ type bridge struct {
 
 // openBridge dials every channel repeatedly until the kernel listens or ctx ends. The caller starts the bridge.
 func (s *Supervisor) openBridge(
-	ctx context.Context, ep connectionfile.Endpoints, identity []byte, signer *jupyter.Signer,
+	ctx context.Context, to *connectionfile.Connection, identity []byte,
 ) (*bridge, error) {
 	b := &bridge{
-		log: s.logger, signer: signer, gates: &s.kernel.gates, deliver: s.deliver, oversized: s.deliverOversized,
+		log: s.logger, signer: to.Signer, gates: &s.kernel.gates, deliver: s.deliver, oversized: s.deliverOversized,
 		awaitDisk: s.log.AwaitDisk,
 		unsent:    s.unsent, sent: &s.traffic.toKernel,
-		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.own.session,
+		answered: s.heartbeatAnswered, beat: s.beat, hb: to.Endpoints[connectionfile.Heartbeat], own: s.own.session,
 		failed: make(chan error, 1), nudged: make(chan struct{}), missed: make(chan struct{}, 1),
 		quiet: make(chan struct{}),
 	}
@@ -102,7 +102,7 @@ func (s *Supervisor) openBridge(
 		if c == jupyter.IOPub {
 			kind = zeromq.Sub
 		}
-		sock, err := dialUntil(ctx, ep[c], kind, identity, limits)
+		sock, err := dialUntil(ctx, to.Endpoints[c], kind, identity, limits)
 		if err != nil {
 			b.closeSockets()
 			return nil, err
@@ -163,7 +163,7 @@ func (b *bridge) run(f func()) {
 // for the disk no longer.
 func (b *bridge) drain(limit time.Duration) {
 	b.endWaits()
-	waitFor(b.quiet, limit)
+	goroutines.Within(b.quiet, limit)
 }
 
 func (b *bridge) readerEnded() {

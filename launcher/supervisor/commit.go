@@ -7,6 +7,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // activityPause is the least time between two lines of status streams for mere activity.
@@ -51,7 +52,7 @@ type statusFacts struct {
 	silent      bool
 	connections int
 	keepUntil   time.Time
-	process     kernelProcess
+	process     starter.Process
 	logFull     bool // nearly
 	gpus        uint64
 	warm        bool

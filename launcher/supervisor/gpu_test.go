@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // fakeSampler stands for ekg-gpu watch. It prints the lines that a test sends it.
@@ -136,7 +137,7 @@ func TestGPUs(t *testing.T) {
 
 // sampledProcess is a process whose samples a test sets.
 type sampledProcess struct {
-	kernelProcess
+	starter.Process
 	tally gpu.Tally
 }
 

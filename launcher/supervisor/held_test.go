@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // heldFile returns a file that is locked, and a function that reports whether another program could lock it.
@@ -75,7 +76,7 @@ func TestSupervisor_Held(t *testing.T) {
 }
 
 // lostProcess is a process that counts as ended because its child does not answer.
-type lostProcess struct{ kernelProcess }
+type lostProcess struct{ starter.Process }
 
 func (lostProcess) Exit() process.Exit { return process.Exit{Code: -1, Lost: true} }
 
@@ -103,7 +104,7 @@ func TestSupervisor_HeldByUnseen(t *testing.T) {
 			ChildSocket: f.Name() + "-child"}, "test", quiet())
 		s.SetHeld([]*os.File{f})
 		out := outcome{}
-		if s.awaitContainer(t.Context(), &out) || !out.fatal {
+		if (&life{s: s}).awaitContainer(t.Context(), &out) || !out.fatal {
 			t.Fatalf("a child is there: %+v", out)
 		}
 		s.recordEnding(api.Ending{Reason: out.reason})

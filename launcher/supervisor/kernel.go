@@ -5,6 +5,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // kernel is the kernel's present life as others see it: its process, its connections, and why it is not up. Its methods
@@ -19,11 +20,11 @@ type kernel struct {
 	reason       string // why it is not up or is dead; "": no reason
 	killReason   string // why the supervisor has ended it by itself
 	pulse        pulse
-	process      kernelProcess // nil: it has no process
-	stopping     bool          // life.stopProcess ends the process
-	bridge       *bridge       // nil: it is not connected
-	info         []byte        // content of the last kernel_info_reply of any life
-	interruption *interruption // by a stop or restart that goes on; nil: nothing was interrupted
+	process      starter.Process // nil: it has no process
+	stopping     bool            // life.stopProcess ends the process
+	bridge       *bridge         // nil: it is not connected
+	info         []byte          // content of the last kernel_info_reply of any life
+	interruption *interruption   // by a stop or restart that goes on; nil: nothing was interrupted
 
 	adopted bool        // an earlier supervisor has run it
 	waiting api.Waiting // what the cluster last reported about its container
@@ -39,14 +40,14 @@ func newKernel() kernel {
 }
 
 // begin begins a new life in a new epoch. proc is nil if its process is not started yet.
-func (k *kernel) begin(proc kernelProcess) {
+func (k *kernel) begin(proc starter.Process) {
 	k.epoch++
 	k.stopping, k.reason, k.killReason = false, "", ""
 	k.setProcess(proc)
 }
 
 // setProcess sets the process of the life that has begun, or nil.
-func (k *kernel) setProcess(proc kernelProcess) {
+func (k *kernel) setProcess(proc starter.Process) {
 	k.process = proc
 	if proc == nil {
 		return

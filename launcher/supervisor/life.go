@@ -7,17 +7,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 const (
@@ -40,11 +37,10 @@ type outcome struct {
 // life is one life of the kernel's process. One goroutine follows it.
 type life struct {
 	// Fixed.
-	s      *Supervisor
-	proc   kernelProcess
-	ep     connectionfile.Endpoints
-	signer *jupyter.Signer
-	next   chan *bridge // capacity 1: a bridge that is connected and not started
+	s       *Supervisor
+	started *starter.Started
+	proc    starter.Process // of started
+	next    chan *bridge    // capacity 1: a bridge that is connected and not started
 
 	broken    <-chan error // the present bridge's first error; nil: not connected
 	redials   int          // broken connections in a row
@@ -54,65 +50,27 @@ type life struct {
 	nextLook  *time.Timer // when to check next whether the kernel is to be culled
 	meter     meter
 
-	expected *enterprise.Expectation // of the launcher's answer, which sets ep and signer; nil: they are set
-
 	// The attempt to connect that is in progress, if any.
 	dialing sync.WaitGroup
 	abandon context.CancelFunc
 }
 
 // runLife starts the kernel's process and returns when it has ended. op is the restart that asked for it, or nil.
-func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
-	out := outcome{started: s.now()}
-	c, proc, adopted, err := s.launch(ctx)
-	if errors.Is(err, child.ErrNoContainer) {
-		s.beginLife(nil, op) // the client need not wait for the container
-		if op != nil {
-			s.operations.settle(op, nil)
-			op = nil
-		}
-		for errors.Is(err, child.ErrNoContainer) {
-			if !s.awaitContainer(ctx, &out) {
-				return out
-			}
-			out.started = s.now()
-			c, proc, adopted, err = s.launch(ctx)
-		}
-		s.mu.Lock()
-		s.kernel.setProcess(proc)
-		s.showWaitingLocked()
-		s.mu.Unlock()
-	} else {
-		s.beginLife(proc, op)
-	}
-	if op != nil {
-		s.operations.settle(op, err)
-	}
-	if err != nil {
-		if errors.Is(err, child.ErrSilent) {
-			s.held.leave() // the child may start it yet
-		}
-		out.reason, out.fatal = err.Error(), true
-		if s.container != nil {
-			s.endUnstartedLife(&out)
-		}
+func (s *Supervisor) runLife(ctx context.Context, op *operation) (out outcome) {
+	l := &life{s: s}
+	if !l.begin(ctx, op, &out) {
 		return out
 	}
-	s.logger.Info("kernel started", logkey.Epoch, s.kernel.epoch, logkey.PID, proc.PID(), logkey.Adopted, adopted)
-	l := &life{
-		s: s, proc: proc, ep: c.Endpoints, signer: c.Signer, next: make(chan *bridge, 1),
-		slow: time.NewTimer(s.slowStart), proof: time.NewTimer(s.slowStart), nextLook: time.NewTimer(0),
-		meter: meter{load: activity.NewLoad(&s.cfg.Cull)},
-	}
-	l.expected, s.expected = s.expected, nil
-	if l.expected != nil {
-		defer l.expected.Close()
-	}
+	defer l.started.Close()
+	s.logger.Info("kernel started", logkey.Epoch, s.kernel.epoch, logkey.PID, l.proc.PID(), logkey.Adopted,
+		l.started.Adopted)
+	l.next, l.meter = make(chan *bridge, 1), meter{load: activity.NewLoad(&s.cfg.Cull)}
+	l.slow, l.proof, l.nextLook = time.NewTimer(s.slowStart), time.NewTimer(s.slowStart), time.NewTimer(0)
 	l.proof.Stop()
 	if !activity.Ends(&s.cfg.Cull) {
 		l.nextLook.Stop()
 	}
-	if adopted {
+	if l.started.Adopted {
 		l.proof.Reset(s.redialProof)
 	}
 	defer l.slow.Stop()
@@ -126,32 +84,6 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	return out
 }
 
-// launch starts the kernel's process, or adopts the one that an earlier supervisor has started.
-func (s *Supervisor) launch(ctx context.Context) (
-	c connectionfile.Connection, p kernelProcess, adopted bool, err error,
-) {
-	if s.container != nil {
-		return s.launchRemote(ctx)
-	}
-	if c, err = connectionfile.New(&s.cfg); err != nil {
-		return c, nil, false, err
-	}
-	if err := files.Write(s.cfg.ConnectionFile, c.File); err != nil {
-		return c, nil, false, fmt.Errorf("connection file: %w", err)
-	}
-	env, dir := s.assigning.settings()
-	own, err := process.Start(process.Options{
-		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: env,
-		WorkingDir: dir, Reaper: s.reaper, Logger: s.logger,
-		GPUSeen:    func(*process.Process) { goroutines.Wake(s.culling.changed) },
-		GPUSampled: func(*process.Process, gpu.Samples) { goroutines.Wake(s.gpusSampled) },
-	})
-	if err != nil {
-		return c, nil, false, err
-	}
-	return c, own, false, nil
-}
-
 // connect closes the present connections and dials new ones in the background. The bridge comes on l.next.
 func (l *life) connect(ctx context.Context) {
 	l.disconnect()
@@ -160,10 +92,13 @@ func (l *life) connect(ctx context.Context) {
 	l.dialing.Add(1)
 	go func() {
 		defer l.dialing.Done()
-		if !l.awaitLauncher(ctx) {
+		if err := l.started.Await(ctx); err != nil {
+			if !errors.Is(err, context.Canceled) {
+				l.giveUp(err.Error())
+			}
 			return
 		}
-		b, err := l.s.openBridge(ctx, l.ep, identity, l.signer)
+		b, err := l.s.openBridge(ctx, &l.started.Connection, identity)
 		switch {
 		case err == nil:
 			l.next <- b
@@ -226,12 +161,12 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			l.broken = nil
 			l.reconnect(ctx, err)
 		case out.op = <-l.s.operations.requested:
-			l.s.stopProcess(l.proc, !out.op.stop)
+			l.stopProcess(!out.op.stop)
 			l.finish(out)
 			return
 		case <-ctx.Done():
 			out.op = stopBySignal()
-			l.s.stopProcess(l.proc, false)
+			l.stopProcess(false)
 			l.finish(out)
 			return
 		case <-l.proc.Done():
@@ -256,7 +191,7 @@ func (l *life) cull(out *outcome) bool {
 	l.s.kernel.killReason = reason
 	l.s.mu.Unlock()
 	out.culled = limit
-	l.s.stopProcess(l.proc, false)
+	l.stopProcess(false)
 	l.finish(out)
 	return true
 }
@@ -283,7 +218,7 @@ func (l *life) explainSilence() bool {
 // waits for that first. A kernel knows the supervisor by its identity. It answers earlier requests to a new connection
 // with the same identity.
 func (l *life) reconnect(ctx context.Context, err error) {
-	if waitFor(l.proc.Done(), process.OutputGrace) {
+	if goroutines.Within(l.proc.Done(), process.OutputGrace) {
 		return
 	}
 	if l.proc.Unreachable() { // it ends, or its child returns; operations do not wait for that
@@ -292,7 +227,7 @@ func (l *life) reconnect(ctx context.Context, err error) {
 		l.broken = again
 		return
 	}
-	endSilentListener(l.proc)
+	starter.EndSilentListener(l.proc)
 	now := l.s.now()
 	if now.Sub(l.lastBreak) > stableLife {
 		l.redials = 0
@@ -348,7 +283,7 @@ func (l *life) finish(out *outcome) {
 	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.clients.cellBegan))
 	s.clients.cellBegan = time.Time{}
 	s.mu.Unlock()
-	out.reason = exit.Describe(output, s.place())
+	out.reason = exit.Describe(output, starter.PlaceOf(&s.cfg))
 	defer func() {
 		if b != nil {
 			b.close()
@@ -365,16 +300,6 @@ func (l *life) finish(out *outcome) {
 	}
 	out.retry = out.op == nil && !everUp && connectionfile.PortTaken(&s.cfg, output)
 	out.fatal = !everUp
-	s.endRequestsLocked(out)
-}
-
-// endUnstartedLife ends the requests to a kernel that could not be started.
-func (s *Supervisor) endUnstartedLife(out *outcome) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if out.op != nil {
-		out.reason = out.op.reason
-	}
 	s.endRequestsLocked(out)
 }
 
@@ -395,27 +320,6 @@ func (s *Supervisor) endRequestsLocked(out *outcome) {
 	s.clients.abortAll("error", "KernelDied", out.reason)
 }
 
-// beginLife begins a new life of the kernel in a new epoch. op is the restart that asked for it, or nil; the caller
-// settles it.
-func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.kernel.begin(proc)
-	s.use.Computes = activity.Measures(&s.cfg.Cull)
-	switch {
-	case op != nil:
-		s.use.Reset(api.Starting)
-		// A client that returns after a requested restart reads only the new life's messages.
-		s.clients.floor = s.log.Tail()
-		for sess := range s.clients.sessions.All() {
-			sess.Restart(s.clients.floor)
-		}
-	case s.use.State() == api.Restarting:
-		s.use.Reset(api.Restarting)
-	}
-	s.showWaitingLocked()
-}
-
 // setBridge makes b the present bridge and closes the previous one.
 func (l *life) setBridge(b *bridge) {
 	l.s.mu.Lock()
@@ -423,16 +327,5 @@ func (l *life) setBridge(b *bridge) {
 	l.s.mu.Unlock()
 	if old != nil {
 		old.close()
-	}
-}
-
-func waitFor(done <-chan struct{}, limit time.Duration) bool {
-	t := time.NewTimer(limit)
-	defer t.Stop()
-	select {
-	case <-done:
-		return true
-	case <-t.C:
-		return false
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // fakeGPUs stands for ekg-gpu. A test chooses its output.
@@ -184,9 +185,9 @@ func TestCull_GPUs(t *testing.T) {
 	})
 }
 
-// measured is a kernelProcess that can only be measured.
+// measured is a starter.Process that can only be measured.
 type measured struct {
-	kernelProcess
+	starter.Process
 	use       process.Use
 	requested []process.GPULook
 	scans     int // requests that include processors

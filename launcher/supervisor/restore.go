@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // savedState returns the present state in the form of the saved state's file.
@@ -62,13 +63,6 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 	return b
 }
 
-// firstLife reports whether this supervisor has not run the kernel yet.
-func (s *Supervisor) firstLife() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.kernel.everUp()
-}
-
 // fate is what became of the kernel of the previous supervisor.
 type fate int
 
@@ -83,7 +77,7 @@ const (
 //
 // If the kernel lives, its requests are doubtful, as after a broken connection. Requests that have no answer when the
 // kernel answers the supervisor's first request will get none. If the kernel has died meanwhile, all of them end here.
-// If it is restarted, they end with endUnstartedLife.
+// If it is restarted, they end with life.endUnstarted.
 func (s *Supervisor) restore(kernel fate) {
 	saved, lives := s.inherited, kernel == alive
 	if !lives && saved.Epoch == 0 {
@@ -109,7 +103,7 @@ func (s *Supervisor) restore(kernel fate) {
 		return
 	}
 	if kernel == died {
-		s.clients.abortAll("error", "KernelDied", s.place().Kernel()+" ended while its supervisor was away")
+		s.clients.abortAll("error", "KernelDied", starter.PlaceOf(&s.cfg).Kernel()+" ended while its supervisor was away")
 	}
 }
 

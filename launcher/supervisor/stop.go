@@ -1,18 +1,35 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"os"
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
+
+const (
+	// launchedGrace is how long a kernel with a launcher has to end after shutdown_request, unless freeOfListener has
+	// succeeded. Enterprise Gateway gives it no time.
+	launchedGrace = 2 * time.Second
+
+	// freeLimit bounds freeOfListener: for an idle kernel to run reapListener.
+	freeLimit = time.Second
+)
+
+// reapListener waits until a child of a Python kernel has ended, for half a second, and reaps those that have. It
+// leaves no name in the kernel's namespace.
+const reapListener = `(lambda m: (m.connection.wait([p.sentinel for p in m.active_children()], 0.5), ` +
+	`m.active_children()))(__import__('multiprocessing.connection')) and None`
 
 // Interrupt interrupts the kernel, by SIGINT to its process group or by interrupt_request on control.
 func (s *Supervisor) Interrupt() error {
@@ -42,7 +59,7 @@ func (s *Supervisor) Interrupt() error {
 
 // interruptMode returns how the kernel is interrupted. A kernelspec that was found in the kernel's image decides before
 // the Config.
-func interruptMode(cfg *api.Config, proc kernelProcess) string {
+func interruptMode(cfg *api.Config, proc starter.Process) string {
 	if mode := proc.InterruptMode(); mode != "" {
 		return mode
 	}
@@ -60,7 +77,8 @@ type interruption struct {
 
 // stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended. A kernel that
 // works on a request is interrupted first, so that its code can clean up: in Python, finally and atexit run.
-func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
+func (l *life) stopProcess(restart bool) {
+	s, proc := l.s, l.proc
 	s.mu.Lock()
 	b := s.kernel.bridge
 	s.kernel.stopping = true
@@ -70,21 +88,21 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	}
 	if b != nil {
 		sigterm := time.Now().Add(s.cfg.StopGrace)
-		if s.interruptRunning(proc, b) {
+		if l.interruptRunning(b) {
 			return
 		}
 		freed := make(chan struct{}) // closed if nothing of the kernel's launcher delays its end
 		// In the background: a kernel that does not read must not delay the signals.
 		b.run(func() {
-			if s.freeOfListener(b, proc) {
+			if l.freeOfListener(b) {
 				close(freed)
 			}
 			if err := b.request(jupyter.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
 				b.fail(err)
 			}
-			endListener(proc)
+			starter.EndListener(proc)
 		})
-		if _, ok := proc.(*launched); ok && time.Until(sigterm) > launchedGrace {
+		if starter.IsLaunched(proc) && time.Until(sigterm) > launchedGrace {
 			brief := time.NewTimer(launchedGrace)
 			defer brief.Stop()
 			select {
@@ -94,12 +112,12 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 				sigterm = time.Now()
 			}
 		}
-		if waitFor(proc.Done(), time.Until(sigterm)) {
+		if goroutines.Within(proc.Done(), time.Until(sigterm)) {
 			return
 		}
 	}
-	s.signal(proc, syscall.SIGTERM)
-	if waitFor(proc.Done(), s.cfg.StopGrace) {
+	s.starter.Signal(proc, syscall.SIGTERM)
+	if goroutines.Within(proc.Done(), s.cfg.StopGrace) {
 		return
 	}
 	proc.Kill()
@@ -108,7 +126,8 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 
 // interruptRunning interrupts the requests that the kernel works on, and waits until they end, for half of StopGrace.
 // An idle kernel gets no interrupt. interruptRunning reports whether the process has ended.
-func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool) {
+func (l *life) interruptRunning(b *bridge) (ended bool) {
+	s, proc := l.s, l.proc
 	s.mu.Lock()
 	if !s.use.Works() {
 		s.mu.Unlock()
@@ -128,7 +147,7 @@ func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool
 			}
 		})
 	} else {
-		s.signal(proc, syscall.SIGINT)
+		s.starter.Signal(proc, syscall.SIGINT)
 	}
 	t := time.NewTimer(s.cfg.StopGrace / 2)
 	defer t.Stop()
@@ -141,12 +160,29 @@ func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool
 	return false
 }
 
-// signal sends a signal to a process that may have ended.
-func (s *Supervisor) signal(proc kernelProcess, sig syscall.Signal) {
-	err := proc.Signal(sig)
-	if err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, child.ErrNoContainer) {
-		s.logger.Warn("signal was not delivered", logkey.Signal, sig.String(), logkey.Err, err)
+// freeOfListener ends the listener of a launcher for Python, and reports whether the kernel has reaped it. Before it
+// ends, ipykernel asks its children to end. It waits half a minute for those that it does not reap, and the listener is
+// such a child. A kernel that is busy, or is not in Python, is left alone.
+func (l *life) freeOfListener(b *bridge) bool {
+	s := l.s
+	if !starter.HasListener(l.proc) {
+		return false
 	}
+	s.mu.Lock()
+	able := b.ready && !s.use.Works() && isPython(s.kernel.info) == nil
+	s.mu.Unlock()
+	if !able {
+		return false
+	}
+	starter.EndListener(l.proc)
+	ctx, cancel := context.WithTimeout(context.Background(), freeLimit)
+	defer cancel()
+	reply, err := s.own.execute(ctx, b, reapListener)
+	if err != nil || jupyter.StringField(reply, "status") != "ok" {
+		s.logger.Info("the kernel has not reaped its launcher's listener; its end takes longer", logkey.Err, err)
+		return false
+	}
+	return true
 }
 
 // noteRest wakes interruptRunning when the kernel works on no request any more.

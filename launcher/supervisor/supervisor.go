@@ -1,7 +1,8 @@
 // Package supervisor is a Jupyter gateway for exactly one kernel. It starts the kernel's process, connects to it, and
 // keeps a numbered, bounded log of its messages. It serves REST routes, websockets and a status stream for the kernel.
 // All semantics of one kernel are here; gateways in front of it only route. cmd/ekg-supervisor calls New, Serve and
-// Run. Begin with Run and runKernel in this file, then with runLife in life.go, which runs one process of the kernel.
+// Run. Begin with Run and runKernel in this file, then with runLife in life.go, which follows one life of the kernel.
+// start.go begins a life: it waits for the kernel's container, and package starter starts the process.
 // client.go joins connections to sessions, accept.go handles the messages of clients, and bridge.go those of the
 // kernel. kernel.go has what all of them know of the kernel's present life.
 //
@@ -9,13 +10,14 @@
 // the session that sent the request. A session is a client over all its connections: it keeps the position in the log
 // up to which the client has everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
-// Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests that
-// wait, and cells the cells' ids. gate holds the clients' messages, and gaps finds lost messages of the kernel. session
-// keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is culled.
-// notices makes the messages that are sent instead of the kernel's. process and child run the kernel's process, as a
-// child of this program or of another. connectionfile chooses the kernel's addresses, and zeromq connects to them. flow
-// paces websockets. logstream serves the log. savedstate saves the state for a supervisor that adopts the kernel, and
-// ending records the kernel's end. routes is the HTTP side of all this. api is shared with other programs.
+// Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests
+// that wait, and cells the cells' ids. gate holds the clients' messages, and gaps finds lost messages of the kernel.
+// session keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is
+// culled. notices makes the messages that are sent instead of the kernel's. starter starts the kernel's process,
+// which process and child run, as a child of this program or of another. connectionfile chooses the kernel's
+// addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves the
+// state for a supervisor that adopts the kernel, and ending records the kernel's end. routes is the HTTP side of all
+// this. api is shared with other programs.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
@@ -48,12 +50,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/ending"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 const (
@@ -78,8 +80,8 @@ type Supervisor struct {
 	memory            *memory.Returner   // of large messages
 	processors        *processors.Second // while large messages pass
 	container         *child.Container   // nil: the kernel's process is a child of this one
+	starter           starter.Starter
 	held              gpuLocks
-	reaper            *proctree.Reaper // of this program; nil: orphans do not become its children
 	stateFile         *savedstate.File // nil: no other supervisor would read it
 	containerReported chan struct{}    // capacity 1: the cluster has reported on the container
 	gpusSampled       chan struct{}    // capacity 1: there are new samples of GPUs
@@ -87,12 +89,9 @@ type Supervisor struct {
 	traffic           traffic
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
-	identity    []byte // by which the kernel's sockets know the supervisor; written with mu held
-	ending      ending.Record
-	launcherKey *enterprise.Key         // of the answers of launchers; nil: not made yet
-	expected    *enterprise.Expectation // of the life that launch has begun; nil: its connection is known
-	inherited   savedstate.State        // what the previous supervisor has saved
-	replaces    bool                    // a restart was requested while no child was connected: its kernel is not adopted
+	identity  []byte // by which the kernel's sockets know the supervisor; written with mu held
+	ending    ending.Record
+	inherited savedstate.State // what the previous supervisor has saved
 
 	// mu guards all fields that follow, except for handlers. The first group is the last commit (commit.go).
 	mu        stateMutex
@@ -136,13 +135,16 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
-			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: s.place(),
+			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: starter.PlaceOf(&s.cfg),
 			Measured: func() { goroutines.Wake(s.culling.changed) },
 			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
+	s.starter = starter.Starter{Config: &s.cfg, Container: s.container, Logger: s.logger,
+		Measured: func() { goroutines.Wake(s.culling.changed) },
+		Sampled:  func() { goroutines.Wake(s.gpusSampled) }}
 	s.ending = ending.New(&s.cfg)
 	s.assigning = newAssigning(&s.cfg, &s.mu, s.logger)
 	s.notices = notices.New(s.log, s.own.session)
@@ -157,7 +159,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 }
 
 // SetReaper makes the kernel's process one that r spares. It must be called before Run.
-func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
+func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.starter.Reaper = r }
 
 // SetHeld names locks of GPUs that the kernel has inherited. They are released when the kernel has ended for good. It
 // must be called before Run.

@@ -1,4 +1,4 @@
-package supervisor
+package starter
 
 import (
 	"syscall"
@@ -8,9 +8,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
-// kernelProcess is one life of a kernel's process: a process.Process, which is this program's child, or a
+// Process is one life of a kernel's process: a process.Process, which is this program's child, or a
 // child.Process, which outlives this program. All methods may be called at any time and concurrently.
-type kernelProcess interface {
+type Process interface {
 	// PID returns the process id, which is also the number of the process group and of the session. In another
 	// container it means something only there.
 	PID() int
@@ -47,6 +47,6 @@ type kernelProcess interface {
 }
 
 var (
-	_ kernelProcess = (*process.Process)(nil)
-	_ kernelProcess = (*child.Process)(nil)
+	_ Process = (*process.Process)(nil)
+	_ Process = (*child.Process)(nil)
 )
