@@ -21,6 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	kubecluster "github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
@@ -365,7 +366,7 @@ func TestE2E_KubeLauncher(t *testing.T) {
 	ns := c.newNamespace(t)
 	open := func(t *testing.T) launcher.Launcher {
 		t.Helper()
-		cluster, err := kube.Connect(c.kubeconfig, "")
+		cluster, err := kubecluster.Connect(c.kubeconfig, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
@@ -75,8 +76,8 @@ func openKube(
 	watch launcher.Observer,
 	warm func() []launcher.Warm,
 ) (launcher.Launcher, error) {
-	kube.LogTo(log)
-	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
+	cluster.LogTo(log)
+	cluster, err := cluster.Connect(s.Kubeconfig, s.KubeContext)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Place("kubeconfig"), err)
 	}
@@ -175,7 +176,7 @@ func checkOfSpecs(s *settings.Settings) func(kernelspecs.Spec) []kernelspecs.Pro
 // adaptToCluster completes settings that depend on the cluster. It asks until the cluster answers or ctx ends.
 func adaptToCluster(
 	ctx context.Context,
-	cluster *kube.Cluster,
+	cluster *cluster.Cluster,
 	pods podbuild.Options,
 	log *slog.Logger,
 ) (podbuild.Options, error) {

@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
@@ -200,7 +200,7 @@ func TestAdaptToCluster(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cluster, err := kube.Connect(file, "")
+	cluster, err := cluster.Connect(file, "")
 	if err != nil {
 		t.Fatal(err)
 	}

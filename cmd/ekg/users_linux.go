@@ -6,7 +6,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 )
 
 // openUsersFile returns the file of users, or nil without --users-file.
@@ -33,8 +33,8 @@ func openUsers(s *settings.Settings, file *identity.File, log *slog.Logger) (*id
 		o.Sources = append(o.Sources, oidc)
 	}
 	if s.TokenReview {
-		kube.LogTo(log)
-		cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
+		cluster.LogTo(log)
+		cluster, err := cluster.Connect(s.Kubeconfig, s.KubeContext)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Place("auth-token-review"), err)
 		}

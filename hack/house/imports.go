@@ -38,6 +38,7 @@ var mayImport = map[string][]string{
 		"launcher/cgroup",
 		"launcher/flavor",
 		"launcher/kube",
+		"launcher/kube/cluster",
 		"launcher/kube/podbuild",
 		"launcher/kube/podspec",
 		"launcher/kube/wish",
@@ -142,6 +143,7 @@ var mayImport = map[string][]string{
 		"launcher/flavor",
 		"launcher/follow",
 		"launcher/kube/admission",
+		"launcher/kube/cluster",
 		"launcher/kube/endings",
 		"launcher/kube/gpuview",
 		"launcher/kube/podbuild",
@@ -188,6 +190,7 @@ var mayImport = map[string][]string{
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/supervisor/api"},
 
 	"launcher/kube/poddial":   {"launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/cluster":   {"launcher", "launcher/kube/poddial", "launcher/kube/podstatus"},
 	"launcher/kube/endings":   {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/supervisor/api"},
 	"launcher/kube/records":   {"launcher", "launcher/kube/podspec", "launcher/kube/podstatus"},
 	"launcher/kube/replicas":  {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},

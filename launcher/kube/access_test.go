@@ -15,6 +15,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 )
@@ -70,7 +71,7 @@ func TestNamespaceAccess(t *testing.T) {
 		defer cancel()
 		_, err := Open(ctx, Options{
 			Log:       slog.New(onError(cancel)), // once the launcher knows that it may not list
-			Cluster:   &Cluster{client: c.Clientset, leases: c.Clientset},
+			Cluster:   &cluster.Cluster{Client: c.Clientset, Leases: c.Clientset},
 			MasterKey: testKey,
 			Pods:      podbuild.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
 		})

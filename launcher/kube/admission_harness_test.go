@@ -21,6 +21,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
@@ -216,7 +217,7 @@ func openReplica(t *testing.T, c *testCluster, limits launcher.Limits, lease tim
 		fastAdmission(limits)(o, tm)
 		tm.admission.duration, tm.admission.renew = lease, lease*3/4
 		client := replicaClient{c.Clientset, p}
-		o.Cluster = &Cluster{client: client, leases: client, Namespace: "ns"}
+		o.Cluster = &cluster.Cluster{Client: client, Leases: client, Namespace: "ns"}
 	})
 	t.Cleanup(p.goOn) // before Close
 	return &replica{l, p}

@@ -2,14 +2,11 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -50,7 +47,7 @@ func (a *answers) kick() {
 func untilAnswered[T any](ctx context.Context, l *Launcher, ask func() (T, error)) (T, error) {
 	for pause := firstWatchRetry; ; pause = min(2*pause, lastWatchRetry) {
 		got, err := ask()
-		if err == nil || isAnswer(err) {
+		if err == nil || cluster.IsAnswer(err) {
 			return got, err
 		}
 		if pause == firstWatchRetry && ctx.Err() == nil {
@@ -74,22 +71,4 @@ func untilAnswered[T any](ctx context.Context, l *Launcher, ask func() (T, error
 			return got, err
 		}
 	}
-}
-
-// isAnswer reports whether an error is an answer of an API server that works.
-func isAnswer(err error) bool {
-	switch apierrors.ReasonForError(err) {
-	case metav1.StatusReasonUnknown, metav1.StatusReasonServiceUnavailable, metav1.StatusReasonInternalError,
-		metav1.StatusReasonTooManyRequests:
-		return false
-	}
-	return true
-}
-
-// answered reports whether the API server has decided about a request that failed. A webhook that fails, or denies the
-// request, is such a decision: it may fail for ever.
-func answered(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) &&
-		!apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
 }

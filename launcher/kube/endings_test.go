@@ -23,6 +23,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -171,7 +172,7 @@ func (m slowMaps) Patch(ctx context.Context, name string, pt types.PatchType, da
 func TestEndings_LastWrite(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, func(o *Options, tm *timing) {
-		o.Cluster = &Cluster{client: mapsClient{c.Clientset}, leases: c.Clientset, Namespace: "ns"}
+		o.Cluster = &cluster.Cluster{Client: mapsClient{c.Clientset}, Leases: c.Clientset, Namespace: "ns"}
 		tm.gatherEndings = time.Hour
 	})
 	l.mu.Lock()

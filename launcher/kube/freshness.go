@@ -169,7 +169,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.UID]*corev1.Pod) ([]corev1.Pod, error) {
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	listed, err := l.opts.Cluster.listMetadata(asking, ns, metav1.ListOptions{LabelSelector: podspec.SelectManaged})
+	listed, err := l.opts.Cluster.PodsMetadata(asking, ns, metav1.ListOptions{LabelSelector: podspec.SelectManaged})
 	if err != nil {
 		return nil, l.unavailable(ctx, "list of pods in "+ns, err)
 	}

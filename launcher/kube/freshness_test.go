@@ -10,11 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metadatafake "k8s.io/client-go/metadata/fake"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -127,23 +125,4 @@ func TestProveFresh_Frozen(t *testing.T) {
 			t.Error("the pause is not noticed")
 		}
 	})
-}
-
-// TestCluster_ListMetadata: the client for metadata gives what the other client gives.
-func TestCluster_ListMetadata(t *testing.T) {
-	c := newTestCluster(t)
-	startTest(t, openTest(t, c, nil), idA)
-	pod := c.pod(t, idA+"-1")
-	scheme := metadatafake.NewTestScheme()
-	if err := metav1.AddMetaToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	client := metadatafake.NewSimpleMetadataClient(scheme, &metav1.PartialObjectMetadata{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: pod.ObjectMeta})
-	for _, cluster := range []*Cluster{{client: c.Clientset}, {client: c.Clientset, metadata: client}} {
-		listed, err := cluster.listMetadata(t.Context(), "ns", metav1.ListOptions{LabelSelector: podspec.SelectManaged})
-		if err != nil || len(listed) != 1 || listed[0].UID != pod.UID || listed[0].ResourceVersion != pod.ResourceVersion {
-			t.Errorf("%+v, %v", listed, err)
-		}
-	}
 }

@@ -33,6 +33,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
@@ -224,8 +225,8 @@ var testPods = podbuild.Options{Namespace: "ns", SupervisorImage: "ekg:1", Kerne
 
 func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Launcher {
 	t.Helper()
-	cluster := &Cluster{client: c.Clientset, leases: c.Clientset, objects: c.objects, Namespace: "ns"}
-	o := Options{Cluster: cluster, MasterKey: testKey, Pods: testPods}
+	of := &cluster.Cluster{Client: c.Clientset, Leases: c.Clientset, Objects: c.objects, Namespace: "ns"}
+	o := Options{Cluster: of, MasterKey: testKey, Pods: testPods}
 	tm := realTiming()
 	tm.firstRedial, tm.lastRedial = time.Hour, time.Hour
 	if change != nil {
@@ -233,7 +234,7 @@ func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Lau
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	l, err := open(ctx, o, tm, func(*Cluster) poddial.Dialer { return c.pods })
+	l, err := open(ctx, o, tm, func(*cluster.Cluster) poddial.Dialer { return c.pods })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +269,7 @@ func testRequest(id string) launcher.Request {
 }
 
 func TestMain(m *testing.M) {
-	LogTo(slog.New(slog.DiscardHandler))
+	cluster.LogTo(slog.New(slog.DiscardHandler))
 	watch.DefaultChanSize = 10_000 // the fake's watches panic when their reader is so many events behind
 	goleak.VerifyTestMain(m)
 }

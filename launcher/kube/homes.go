@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
@@ -88,7 +89,7 @@ func (l *Launcher) homeError(ctx context.Context, claim string, err error) error
 // what the cluster has answered.
 func (l *Launcher) explainOwners(ctx context.Context, what string, err error,
 	failed func(why string, class launcher.Failure) error) error {
-	if ctx.Err() != nil || !isAnswer(err) {
+	if ctx.Err() != nil || !cluster.IsAnswer(err) {
 		return l.unavailable(ctx, what, err)
 	}
 	return failed(podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))

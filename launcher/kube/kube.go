@@ -44,6 +44,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
@@ -57,14 +58,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-const (
-	apiTime    = 10 * time.Second // for one request to the API server: a frozen server must not freeze the gateway
-	startLimit = 30 * time.Minute // a start without progress for so long is given up
-)
+// startLimit is how long a start may make no progress before it is given up.
+const startLimit = 30 * time.Minute
 
 // Options configures a Launcher.
 type Options struct {
-	Cluster   *Cluster
+	Cluster   *cluster.Cluster
 	Pods      podbuild.Options // how and where kernels' pods are built
 	MasterKey []byte           // at least 32 bytes, the same in all gateways; not modified
 	Version   string           // of this program, which its replicas show
@@ -88,7 +87,7 @@ type Options struct {
 
 // timing holds the durations that tests shorten.
 type timing struct {
-	api           time.Duration // apiTime
+	api           time.Duration // cluster.AnswerTime
 	firstStatus   time.Duration // for the first status; after that the kernel is shown without a status
 	stop          time.Duration // for a supervisor to end its kernel; after that the pod is deleted
 	removal       time.Duration // for a deleted pod to disappear
@@ -116,7 +115,7 @@ type leaseTiming struct {
 
 func realTiming() timing {
 	return timing{
-		api:           apiTime,
+		api:           cluster.AnswerTime,
 		firstStatus:   time.Second,
 		stop:          15 * time.Second,
 		removal:       45 * time.Second,
@@ -196,10 +195,10 @@ var (
 // Open starts to watch the cluster. It returns when it knows all existing kernels. Status streams are opened in the
 // background: a kernel without a status is Stale.
 func Open(ctx context.Context, o Options) (*Launcher, error) {
-	return open(ctx, o, realTiming(), (*Cluster).dialer)
+	return open(ctx, o, realTiming(), (*cluster.Cluster).Dialer)
 }
 
-func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddial.Dialer) (*Launcher, error) {
+func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster) poddial.Dialer) (*Launcher, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -217,7 +216,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l := &Launcher{
 		absent:        absent,
 		opts:          o,
-		client:        o.Cluster.client,
+		client:        o.Cluster.Client,
 		keys:          keys,
 		homeSpaces:    o.namespaces(),
 		watched:       o.watched(),
@@ -234,10 +233,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		gpuBusy:       map[launcher.GPULabels]float64{},
 		brokenWatches: map[watchKey]bool{},
 	}
-	if o.Cluster.requests != nil {
-		o.Cluster.requests.reportTo(o.Observer)
-		o.Cluster.requests.onAnswer(l.answers.kick)
-	}
+	o.Cluster.Report(o.Observer, l.answers.kick)
 	if o.Warm != nil && o.Pods.NamespacePerOwner() {
 		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
 		l.opts.Warm = func() []launcher.Warm { return nil } // those of earlier gateways are ended
@@ -250,7 +246,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.supervisors = poddial.Supervisors{Dialer: reach(o.Cluster), Keys: keys}
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
-	at, err := o.Cluster.findPeers(ctx, l.apiContext, l.log)
+	at, err := findPeers(ctx, o.Cluster, l.apiContext, l.log)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 	}
@@ -264,7 +260,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		Keys:       keys,
 		Log:        l.log,
 		Metadata: func(ctx context.Context, lo metav1.ListOptions) ([]metav1.ObjectMeta, string, error) {
-			return o.Cluster.configMapsMetadata(ctx, o.Pods.Namespace, lo)
+			return o.Cluster.ConfigMapsMetadata(ctx, o.Pods.Namespace, lo)
 		},
 		Bound:       l.apiContext,
 		Unavailable: l.unavailable,
@@ -275,7 +271,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		ConfigMaps: l.client.CoreV1().ConfigMaps,
 		Timeout:    tm.api,
 		Now:        l.clusterNow,
-		Opened:     func() time.Time { return l.toCluster(l.opened) },
+		Opened:     func() time.Time { return o.Cluster.Time(l.opened) },
 		Gather:     tm.gatherEndings,
 		Log:        l.log,
 	})
@@ -362,6 +358,9 @@ func (l *Launcher) Close() error {
 	l.supervisors.Close(errClosed)
 	return nil
 }
+
+// clusterNow is the time by the API server's clock.
+func (l *Launcher) clusterNow() time.Time { return l.opts.Cluster.Time(l.timing.now()) }
 
 // apiContext bounds one request to the API server. It ends with the launcher, too.
 func (l *Launcher) apiContext(ctx context.Context) (context.Context, context.CancelFunc) {

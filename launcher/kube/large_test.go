@@ -20,6 +20,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 )
 
 // The benchmarks of large clusters. Each user has ten kernels. The figures are in docs/kubernetes.md.
@@ -180,7 +182,7 @@ func BenchmarkLargeStarts(b *testing.B) {
 		c, _ := newLarge(b, n)
 		l := openTest(b, c, func(o *Options, _ *timing) {
 			o.Limits = &testLimits{all: 2 * n, each: n}
-			o.Cluster = &Cluster{client: slowClient{c.Clientset}, leases: c.Clientset, Namespace: "ns"}
+			o.Cluster = &cluster.Cluster{Client: slowClient{c.Clientset}, Leases: c.Clientset, Namespace: "ns"}
 		})
 		startTest(b, l, idOf(n+starts)) // it has been decided about: all pods are known
 		took := make([]time.Duration, starts)

@@ -18,7 +18,7 @@ import (
 
 // leaseLock returns the lock on a lease in the kernels' namespace.
 func (l *Launcher) leaseLock(name string) resourcelock.Interface {
-	return &resourcelock.LeaseLock{Client: l.opts.Cluster.leases.CoordinationV1(),
+	return &resourcelock.LeaseLock{Client: l.opts.Cluster.Leases.CoordinationV1(),
 		LeaseMeta: metav1.ObjectMeta{
 			Namespace: l.opts.Pods.Namespace,
 			Name:      name,

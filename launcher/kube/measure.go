@@ -46,7 +46,7 @@ func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
 		return // its time was added at its removal
 	}
 	if k.gpusCountedUntil.IsZero() {
-		k.gpusCountedUntil = l.toCluster(l.opened)
+		k.gpusCountedUntil = l.opts.Cluster.Time(l.opened)
 		if taken := podspec.TakenAt(k.pod); taken.After(k.gpusCountedUntil) {
 			k.gpusCountedUntil = taken // until then it was warm
 		}
@@ -72,7 +72,7 @@ func (l *Launcher) countGPUUseLocked(k *kernel) {
 	default:
 		return
 	}
-	if !k.gpuUseKnown && k.pod.CreationTimestamp.Time.Before(l.toCluster(l.opened).Truncate(time.Second)) {
+	if !k.gpuUseKnown && k.pod.CreationTimestamp.Time.Before(l.opts.Cluster.Time(l.opened).Truncate(time.Second)) {
 		k.gpuBusyCounted = busy
 	}
 	if busy < k.gpuBusyCounted {

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -38,7 +39,7 @@ func TestCountGPUTime_Warm(t *testing.T) {
 			podspec.Domain + "created": began.Add(time.Hour).UTC().Format(time.RFC3339Nano)}
 	})
 	l := &Launcher{gpuSeconds: map[launcher.GPULabels]float64{}, gpuBusy: map[launcher.GPULabels]float64{}, opened: began,
-		opts: Options{Cluster: &Cluster{}}}
+		opts: Options{Cluster: &cluster.Cluster{}}}
 	k := &kernel{pod: pod}
 	l.countGPUTimeLocked(k, began.Add(time.Hour+time.Minute))
 	if got := l.gpuSeconds[k.gpuLabelsLocked()]; got != 60 {

@@ -117,7 +117,7 @@ func (l *Launcher) ensureUnchanged(ctx context.Context, made *podbuild.MadeNames
 		}
 	}
 	for _, o := range made.Objects {
-		objects := l.opts.Cluster.objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
+		objects := l.opts.Cluster.Objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
 		if err := apply(ctx, objects, o.Object); err != nil {
 			return err
 		}
@@ -162,7 +162,7 @@ func (l *Launcher) writeNamespace(
 		annotations[podbuild.AnnotationContent] = content
 	}
 	written.SetAnnotations(annotations)
-	return apply(ctx, l.opts.Cluster.objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), written)
+	return apply(ctx, l.opts.Cluster.Objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), written)
 }
 
 // removeObject removes an object that gateways have made in a namespace. It leaves an object of that name that has
@@ -172,7 +172,7 @@ func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
 	if !ok {
 		return nil // a gateway would not have made it
 	}
-	objects := l.opts.Cluster.objects.Resource(resource).Namespace(ns)
+	objects := l.opts.Cluster.Objects.Resource(resource).Namespace(ns)
 	for {
 		got, err := objects.Get(ctx, name, metav1.GetOptions{})
 		switch {

@@ -95,7 +95,7 @@ func (l *Launcher) objectsOf(pod *corev1.Pod) ([]podbuild.Object, error) {
 
 // createObject creates an object of a pod. If an earlier pod of the kernel has it, the pod becomes its owner besides.
 func (l *Launcher) createObject(ctx context.Context, pod *corev1.Pod, o podbuild.Object) error {
-	objects := l.opts.Cluster.objects.Resource(o.Resource).Namespace(pod.Namespace)
+	objects := l.opts.Cluster.Objects.Resource(o.Resource).Namespace(pod.Namespace)
 	_, err := objects.Create(ctx, o.Object, metav1.CreateOptions{FieldManager: fieldManager})
 	if !apierrors.IsAlreadyExists(err) || !o.Kept() { // a Secret's name is that of its pod
 		return err
@@ -138,7 +138,7 @@ func (l *Launcher) adoptObject(ctx context.Context, pod *corev1.Pod, got *unstru
 	if err != nil {
 		return err
 	}
-	_, err = l.opts.Cluster.objects.Resource(o.Resource).Namespace(pod.Namespace).Patch(ctx, got.GetName(),
+	_, err = l.opts.Cluster.Objects.Resource(o.Resource).Namespace(pod.Namespace).Patch(ctx, got.GetName(),
 		types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) {
 		return errObjectGoes

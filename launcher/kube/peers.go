@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
@@ -27,12 +28,12 @@ type peers struct {
 }
 
 // findPeers returns where this gateway's replicas are, or nil if this gateway has none.
-func (c *Cluster) findPeers(ctx context.Context, bound func(context.Context) (context.Context, context.CancelFunc),
+func findPeers(ctx context.Context, c *cluster.Cluster, bound func(context.Context) (context.Context, context.CancelFunc),
 	log *slog.Logger) (*peers, error) {
 	if !c.Inside() {
 		return nil, nil
 	}
-	ip, err := replicas.FindIP(ctx, bound, c.client.CoreV1().Pods(c.Namespace), hostName(log), c.Host, log)
+	ip, err := replicas.FindIP(ctx, bound, c.Client.CoreV1().Pods(c.Namespace), hostName(log), c.Host, log)
 	if ip == "" || err != nil {
 		return nil, err
 	}

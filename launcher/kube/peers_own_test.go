@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 )
 
 // TestFindPeers: a gateway's own pod has the labels of gateways, and the name or the address of this machine.
@@ -23,7 +25,7 @@ func TestFindPeers(t *testing.T) {
 	c := newTestCluster(t)
 	var said lockedBuffer
 	log := slog.New(slog.NewTextHandler(&said, nil))
-	cluster := &Cluster{client: c.Clientset, Namespace: "ns"}
+	of := &cluster.Cluster{Client: c.Clientset, Namespace: "ns"}
 	add := func(name, ip string, labels map[string]string) {
 		t.Helper()
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: labels},
@@ -34,7 +36,7 @@ func TestFindPeers(t *testing.T) {
 	}
 	found := func(what string, want *peers) {
 		t.Helper()
-		got, err := cluster.findPeers(t.Context(), context.WithCancel, log)
+		got, err := findPeers(t.Context(), of, context.WithCancel, log)
 		if err != nil || (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("%s: got %+v, %v", what, got, err)
 		}
@@ -51,9 +53,9 @@ func TestFindPeers(t *testing.T) {
 	}
 	add(host, "10.1.2.3", gatewayLabels)
 	found("by name", &peers{"ns", "10.1.2.3"})
-	cluster.forward = &rest.Config{}
+	of.Forward = &rest.Config{}
 	found("outside the cluster", nil)
-	cluster.forward = nil
+	of.Forward = nil
 	c.refuse("list", "pods", apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no")))
 	found("without the right", nil)
 }

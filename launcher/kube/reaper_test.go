@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -248,5 +249,35 @@ func TestReaper_HeldOpen(t *testing.T) {
 	// Without the pod another gateway knows the reason.
 	if got := whyGone(t, openTest(t, c, nil), idA); got != why {
 		t.Errorf("another gateway says %q", got)
+	}
+}
+
+// TestReaper_ClockAhead: a pod's age is by the API server's clock. A gateway whose clock is wrong ends no new start.
+func TestReaper_ClockAhead(t *testing.T) {
+	c := newTestCluster(t)
+	var now atomic.Int64
+	now.Store(int64(time.Hour))
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		tm.maintenance = time.Hour
+	})
+	learn := func() {
+		here := l.timing.now()
+		l.opts.Cluster.Answered(time.Now().UTC().Format(http.TimeFormat), here, here)
+	}
+	learn()
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.isUnclaimed(pod) {
+		t.Error("a start is taken for an old one")
+	}
+	pod.CreationTimestamp.Time = pod.CreationTimestamp.Add(-l.timing.claim - time.Second)
+	if !l.isUnclaimed(pod) {
+		t.Error("an old start is taken for a new one")
 	}
 }

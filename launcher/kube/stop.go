@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
@@ -114,7 +115,7 @@ func (l *Launcher) endPod(pod *corev1.Pod, end endings.Ending, request string, a
 		err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end))
 		switch {
 		case err == nil, apierrors.IsNotFound(err):
-		case end.Stopped && !answered(err):
+		case end.Stopped && !cluster.Decided(err):
 			// Without the mark, the other gateways would show the kernel as dead.
 			return fmt.Errorf("%w: its pod cannot be marked as ended: %s", launcher.ErrUnavailable,
 				podstatus.ExplainError(err).Text)

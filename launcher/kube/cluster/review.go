@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 // if the cluster does not know the token, or if the token has none of the audiences.
 func (c *Cluster) ReviewToken(ctx context.Context, token string,
 	audiences []string) (name string, groups []string, ok bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTime)
+	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
 	defer cancel()
-	review, err := c.client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+	review, err := c.Client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: audiences}}, metav1.CreateOptions{})
 	if err != nil {
 		return "", nil, false, err

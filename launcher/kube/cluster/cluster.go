@@ -1,4 +1,9 @@
-package kube
+// Package cluster is access to a Kubernetes cluster: clients whose requests are bounded and counted, the API server's
+// clock, and what an answer says. Begin with Connect. Package kube runs kernels with it, and cmd/ekg reviews tokens.
+//
+// It starts no goroutines. A Cluster may be used concurrently. The difference between the clocks and the observers are
+// atomic values.
+package cluster
 
 import (
 	"context"
@@ -8,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,14 +46,17 @@ var (
 // ownNamespace is the file in which a pod finds the name of its namespace.
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
+// AnswerTime bounds one request to the API server: a frozen server must not freeze the gateway.
+const AnswerTime = 10 * time.Second
+
 // Cluster is access to a Kubernetes cluster. It may be used concurrently.
 type Cluster struct {
-	client    kubernetes.Interface
-	leases    kubernetes.Interface // for leases alone: many starts at one time must not delay their renewal
-	metadata  metadata.Interface   // nil: client is asked instead
-	objects   dynamic.Interface    // for what is made with a namespace
-	forward   *rest.Config         // for port-forward; nil if pods are dialled directly
-	requests  *requestCounter
+	Client    kubernetes.Interface
+	Leases    kubernetes.Interface // for leases alone: many starts at one time must not delay their renewal
+	Metadata  metadata.Interface   // nil: Client is asked instead
+	Objects   dynamic.Interface    // for objects of any kind
+	Forward   *rest.Config         // for port-forward; nil if pods are dialled directly
+	requests  requestCounter
 	Namespace string // this gateway's own in the cluster, or the kubeconfig context's
 	Host      string // the API server's URL, for display
 }
@@ -98,47 +107,37 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 
 func newCluster(config *rest.Config, namespace string, inside bool, r rate) (*Cluster, error) {
 	config.UserAgent = "ekg"
-	requests := new(requestCounter)
-	requests.countRequests(config)
+	c := &Cluster{Namespace: namespace, Host: config.Host}
+	c.requests.countRequests(config)
 	forLeases := rest.CopyConfig(config)
-	requests.limit(config, "requests", r)
-	requests.limit(forLeases, "leases", leaseRate)
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("cluster: %w", err)
-	}
-	onlyMetadata, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("cluster: %w", err)
-	}
-	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("cluster: %w", err)
-	}
-	leases, err := kubernetes.NewForConfig(forLeases)
-	if err != nil {
-		return nil, fmt.Errorf("cluster: %w", err)
-	}
-	c := &Cluster{client: client, metadata: onlyMetadata, objects: objects, leases: leases, Namespace: namespace,
-		Host: config.Host, requests: requests}
+	c.requests.limit(config, "requests", r)
+	c.requests.limit(forLeases, "leases", leaseRate)
 	if !inside {
-		c.forward = config
+		c.Forward = config
+	}
+	var errs [4]error
+	c.Client, errs[0] = kubernetes.NewForConfig(config)
+	c.Metadata, errs[1] = metadata.NewForConfig(config)
+	c.Objects, errs[2] = dynamic.NewForConfig(config)
+	c.Leases, errs[3] = kubernetes.NewForConfig(forLeases)
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
 	}
 	return c, nil
 }
 
-// dialer returns the dialer for the place where this gateway runs.
-func (c *Cluster) dialer() poddial.Dialer {
+// Dialer returns the dialer for the place where this gateway runs.
+func (c *Cluster) Dialer() poddial.Dialer {
 	if c.Inside() {
 		return poddial.Direct{}
 	}
-	return poddial.NewForwarder(c.forward, c.client.CoreV1().RESTClient())
+	return poddial.NewForwarder(c.Forward, c.Client.CoreV1().RESTClient())
 }
 
-// listMetadata returns the metadata of a namespace's pods.
-func (c *Cluster) listMetadata(ctx context.Context, ns string, o metav1.ListOptions) ([]metav1.ObjectMeta, error) {
-	if c.metadata == nil {
-		pods, err := c.client.CoreV1().Pods(ns).List(ctx, o)
+// PodsMetadata returns the metadata of a namespace's pods.
+func (c *Cluster) PodsMetadata(ctx context.Context, ns string, o metav1.ListOptions) ([]metav1.ObjectMeta, error) {
+	if c.Metadata == nil {
+		pods, err := c.Client.CoreV1().Pods(ns).List(ctx, o)
 		if err != nil {
 			return nil, err
 		}
@@ -148,12 +147,12 @@ func (c *Cluster) listMetadata(ctx context.Context, ns string, o metav1.ListOpti
 	return pods, err
 }
 
-// configMapsMetadata returns the metadata of one page of a namespace's config maps, and where the next page begins.
-func (c *Cluster) configMapsMetadata(
+// ConfigMapsMetadata returns the metadata of one page of a namespace's config maps, and where the next page begins.
+func (c *Cluster) ConfigMapsMetadata(
 	ctx context.Context, ns string, o metav1.ListOptions,
 ) (page []metav1.ObjectMeta, next string, err error) {
-	if c.metadata == nil {
-		maps, err := c.client.CoreV1().ConfigMaps(ns).List(ctx, o)
+	if c.Metadata == nil {
+		maps, err := c.Client.CoreV1().ConfigMaps(ns).List(ctx, o)
 		if err != nil {
 			return nil, "", err
 		}
@@ -166,7 +165,7 @@ func (c *Cluster) configMapsMetadata(
 func (c *Cluster) metadataPage(
 	ctx context.Context, resource, ns string, o metav1.ListOptions,
 ) (page []metav1.ObjectMeta, next string, err error) {
-	list, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource(resource)).Namespace(ns).List(ctx, o)
+	list, err := c.Metadata.Resource(corev1.SchemeGroupVersion.WithResource(resource)).Namespace(ns).List(ctx, o)
 	if err != nil {
 		return nil, "", err
 	}
@@ -184,15 +183,15 @@ func metadataOf[T any](items []T, of func(*T) metav1.ObjectMeta) []metav1.Object
 }
 
 // Inside reports whether this process is a pod of the cluster.
-func (c *Cluster) Inside() bool { return c.forward == nil }
+func (c *Cluster) Inside() bool { return c.Forward == nil }
 
 // ChoosesUsers reports whether the cluster chooses the users of pods by their namespaces, as OpenShift does. Such a
 // cluster rejects a pod that sets a user. Every account may normally read which kinds of objects a cluster has.
 // ChoosesUsers returns false for an account that may not.
 func (c *Cluster) ChoosesUsers(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTime)
+	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
 	defer cancel()
-	err := c.client.CoreV1().RESTClient().Get().AbsPath("/apis/security.openshift.io").Do(ctx).Error()
+	err := c.Client.CoreV1().RESTClient().Get().AbsPath("/apis/security.openshift.io").Do(ctx).Error()
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return false, nil
 	}

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -7,6 +7,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/rest"
 )
 
@@ -47,5 +51,24 @@ func TestCluster_ChoosesUsers(t *testing.T) {
 				t.Errorf("asked for %s", path)
 			}
 		})
+	}
+}
+
+// TestCluster_PodsMetadata: the client for metadata gives what the other client gives.
+func TestCluster_PodsMetadata(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "u", ResourceVersion: "7",
+		Labels: map[string]string{"l": "x"}}}
+	c := fake.NewSimpleClientset(pod)
+	scheme := metadatafake.NewTestScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	client := metadatafake.NewSimpleMetadataClient(scheme, &metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: pod.ObjectMeta})
+	for _, cluster := range []*Cluster{{Client: c}, {Client: c, Metadata: client}} {
+		listed, err := cluster.PodsMetadata(t.Context(), "ns", metav1.ListOptions{LabelSelector: "l=x"})
+		if err != nil || len(listed) != 1 || listed[0].UID != pod.UID || listed[0].ResourceVersion != pod.ResourceVersion {
+			t.Errorf("%+v, %v", listed, err)
+		}
 	}
 }

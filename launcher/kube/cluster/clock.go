@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"net/http"
@@ -26,17 +26,15 @@ func (c *clusterClock) answered(date string, asked, now time.Time) {
 	}
 }
 
-// clusterNow is the time by the API server's clock. It is compared with times that the cluster or other gateways have
-// written. It may go back when the difference between the clocks becomes known: the time for which something lasts in
-// this process is measured with timing.now instead.
-func (l *Launcher) clusterNow() time.Time {
-	return l.toCluster(l.timing.now())
+// Time converts a time of this machine to the API server's clock. Such a time is compared with times that the cluster or
+// other gateways have written. It may go back when the difference between the clocks becomes known: the time for which
+// something lasts in this process is measured by this machine's clock instead.
+func (c *Cluster) Time(at time.Time) time.Time {
+	return at.Add(-time.Duration(c.requests.clock.ahead.Load()))
 }
 
-// toCluster converts a time of this machine to the API server's clock.
-func (l *Launcher) toCluster(at time.Time) time.Time {
-	if l.opts.Cluster.requests == nil {
-		return at
-	}
-	return at.Add(-time.Duration(l.opts.Cluster.requests.clock.ahead.Load()))
+// Answered learns the API server's time from the header Date of an answer that has arrived now. asked is when its request
+// was sent. Each client does it by itself.
+func (c *Cluster) Answered(date string, asked, now time.Time) {
+	c.requests.clock.answered(date, asked, now)
 }

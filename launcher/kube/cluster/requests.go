@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -50,11 +50,12 @@ func (t *timedLimiter) Wait(ctx context.Context) error {
 	return err
 }
 
-// onAnswer sets a function that is called at each answer of the API server. It returns at once.
-func (a *requestCounter) onAnswer(f func()) { a.answered.Store(&f) }
-
-// reportTo sets the observer of later requests.
-func (a *requestCounter) reportTo(o launcher.Observer) { a.observer.Store(&o) }
+// Report makes the cluster report later requests to an observer, and call a function at each answer of the API server.
+// The function returns at once.
+func (c *Cluster) Report(o launcher.Observer, onAnswer func()) {
+	c.requests.observer.Store(&o)
+	c.requests.answered.Store(&onAnswer)
+}
 
 type countingTransport struct {
 	next    http.RoundTripper

@@ -1,13 +1,11 @@
-package kube
+package cluster
 
 import (
 	"net/http"
 	"net/http/httptest"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -56,7 +54,7 @@ func TestClusterClock_Requests(t *testing.T) {
 		w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
 	}))
 	defer server.Close()
-	requests := new(requestCounter)
+	var requests requestCounter
 	config := &rest.Config{Host: server.URL}
 	requests.countRequests(config)
 	client, err := rest.HTTPClientFor(config)
@@ -73,36 +71,5 @@ func TestClusterClock_Requests(t *testing.T) {
 	}
 	if ahead := time.Duration(requests.clock.ahead.Load()); ahead < 59*time.Minute || ahead > time.Hour {
 		t.Errorf("this clock is ahead by %v", ahead)
-	}
-}
-
-// TestReaper_ClockAhead: a pod's age is by the API server's clock. A gateway whose clock is wrong ends no new start.
-func TestReaper_ClockAhead(t *testing.T) {
-	c := newTestCluster(t)
-	var now atomic.Int64
-	now.Store(int64(time.Hour))
-	l := openTest(t, c, func(o *Options, tm *timing) {
-		fastReaper(&now)(o, tm)
-		tm.maintenance = time.Hour
-		o.Cluster.requests = new(requestCounter)
-	})
-	learn := func() {
-		here := l.timing.now()
-		l.opts.Cluster.requests.clock.answered(time.Now().UTC().Format(http.TimeFormat), here, here)
-	}
-	learn()
-	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
-		t.Fatal(err)
-	}
-	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if l.isUnclaimed(pod) {
-		t.Error("a start is taken for an old one")
-	}
-	pod.CreationTimestamp.Time = pod.CreationTimestamp.Add(-l.timing.claim - time.Second)
-	if !l.isUnclaimed(pod) {
-		t.Error("an old start is taken for a new one")
 	}
 }

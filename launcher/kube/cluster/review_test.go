@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"errors"
@@ -7,11 +7,12 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 )
 
 func TestReviewToken(t *testing.T) {
-	c := newTestCluster(t)
+	c := fake.NewSimpleClientset()
 	var status authenticationv1.TokenReviewStatus
 	var fail error
 	var asked authenticationv1.TokenReviewSpec
@@ -20,7 +21,7 @@ func TestReviewToken(t *testing.T) {
 		asked, review.Status = review.Spec, status
 		return true, review, fail
 	})
-	cluster := &Cluster{client: c.Clientset}
+	cluster := &Cluster{Client: c}
 	bot := authenticationv1.UserInfo{Username: "system:serviceaccount:ns:bot", Groups: []string{"g"}}
 	for name, tt := range map[string]struct {
 		status    authenticationv1.TokenReviewStatus
