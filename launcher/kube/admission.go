@@ -73,10 +73,7 @@ type admissionCluster struct{ l *Launcher }
 // List implements admission.Cluster.
 func (c admissionCluster) List(ctx context.Context) (all []corev1.Pod, listed func(string) bool, err error) {
 	read := map[string]bool{}
-	for _, ns := range c.l.watched {
-		if c.l.access.denial(ns) != "" {
-			continue
-		}
+	for _, ns := range c.l.namespaces.Readable() {
 		pods, err := c.l.listPods(ctx, ns, podspec.SelectManaged)
 		if err != nil {
 			return nil, nil, err
@@ -86,7 +83,7 @@ func (c admissionCluster) List(ctx context.Context) (all []corev1.Pod, listed fu
 		}
 		all, read[ns] = append(all, pods.Items...), true
 	}
-	return all, func(ns string) bool { return read[c.l.watchOf(ns)] }, nil
+	return all, func(ns string) bool { return read[c.l.namespaces.WatchOf(ns)] }, nil
 }
 
 // Read implements admission.Cluster.

@@ -133,10 +133,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	known := l.knownPods() // taken before the request: a pod that is created meanwhile does not seem removed
 	var there []corev1.Pod
 	listed := map[string]bool{}
-	for _, ns := range l.watched {
-		if l.access.denial(ns) != "" {
-			continue
-		}
+	for _, ns := range l.namespaces.Readable() {
 		pods, err := l.readChanged(limited, ns, known)
 		if err != nil {
 			l.freshness.failed = l.timing.now()
@@ -152,7 +149,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		l.handlePod(&there[i], l.updatePod)
 	}
 	for _, pod := range known {
-		if listed[l.watchOf(pod.Namespace)] {
+		if listed[l.namespaces.WatchOf(pod.Namespace)] {
 			l.podRemoved(pod)
 		}
 	}
@@ -176,7 +173,7 @@ func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.U
 	var changed []*corev1.Pod
 	for i := range listed {
 		there := &corev1.Pod{ObjectMeta: listed[i]}
-		if !l.serves(there) {
+		if !l.namespaces.Serves(there) {
 			continue
 		}
 		pod := known[there.UID]

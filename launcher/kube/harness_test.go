@@ -119,7 +119,7 @@ func newTestCluster(t testing.TB) *testCluster {
 }
 
 // applied are the managed fields of an object that gateways have applied.
-var applied = []metav1.ManagedFieldsEntry{{Manager: fieldManager, Operation: metav1.ManagedFieldsOperationApply,
+var applied = []metav1.ManagedFieldsEntry{{Manager: cluster.FieldManager, Operation: metav1.ManagedFieldsOperationApply,
 	FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1("{}")}}
 
 // apply is a simple server-side apply of an object that is made with a namespace, or of the namespace itself: all of
@@ -131,7 +131,7 @@ func (c *testCluster) apply(a k8stesting.Action) (bool, runtime.Object, error) {
 	}
 	object := &unstructured.Unstructured{}
 	if err := object.UnmarshalJSON(patch.Patch); err != nil || patch.PatchType != types.ApplyPatchType ||
-		patch.PatchOptions.FieldManager != fieldManager {
+		patch.PatchOptions.FieldManager != cluster.FieldManager {
 		return true, nil, fmt.Errorf("this is no apply of the gateways: %w", err)
 	}
 	object.SetManagedFields(applied)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,7 +64,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	if pod.Labels[podspec.LabelManagedBy] == podspec.ManagerWarm {
 		return // it has no owner yet
 	}
-	if l.opts.Pods.NamespacePerOwner() && !l.serves(pod) {
+	if l.opts.Pods.NamespacePerOwner() && !l.namespaces.Serves(pod) {
 		return // another installation's, or a pod in a place that is not its owner's
 	}
 	rec, err := podspec.ReadRecord(pod)
@@ -217,16 +216,7 @@ func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *
 	if noted.Usage == (launcher.Usage{}) { // else it comes from a peer, which may have seen more of the pod
 		noted.Usage = podstatus.UsageOf(pod, end.At)
 	}
-	l.endings.Record(rec.ID, l.endingsSpace(pod), noted, refusedUnclaimed(pod))
-}
-
-// endingsSpace returns the namespace that keeps the ending of a pod's kernel. An owner's own namespace keeps none: its
-// quota and its users must not touch it.
-func (l *Launcher) endingsSpace(pod *corev1.Pod) string {
-	if slices.Contains(l.homeSpaces, pod.Namespace) {
-		return pod.Namespace
-	}
-	return l.opts.Pods.Namespace
+	l.endings.Record(rec.ID, l.namespaces.OfEnding(pod), noted, refusedUnclaimed(pod))
 }
 
 // correctEndingLocked records that a kernel was stopped, if a late event of its removed pod says so. To a gateway that

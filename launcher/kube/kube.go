@@ -17,7 +17,7 @@
 // there are limits; the writer of endings; with other replicas, those of package replicas; and calls that go on after
 // their callers have left.
 //
-// Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu,
+// Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
 // replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and
 // admission.Term.mu are taken last. No request to the cluster is made while Launcher.mu is held.
 package kube
@@ -28,7 +28,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,13 +46,14 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/homes"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/namespaces"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -149,8 +149,7 @@ type Launcher struct {
 	opts        Options
 	client      kubernetes.Interface
 	keys        podspec.MasterKeys
-	homeSpaces  []string // namespaces of kernels whose owners have none of their own
-	watched     []string // namespaces that are watched: homeSpaces, or all of the cluster as metav1.NamespaceAll
+	namespaces  *namespaces.Set
 	timing      timing
 	log         *slog.Logger
 	informers   []cache.SharedIndexInformer // of pods, one for each namespace
@@ -164,7 +163,7 @@ type Launcher struct {
 	freshness freshness
 	answers   answers
 	absent    *lru.Cache[string, time.Time] // when the cluster did not have a kernel, by its id
-	access    namespaceAccess
+	homes     *homes.Homes
 	records   *records.Store
 	endings   *endings.Store
 	reaping   atomic.Bool // this gateway is the reaper
@@ -218,8 +217,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		opts:          o,
 		client:        o.Cluster.Client,
 		keys:          keys,
-		homeSpaces:    o.namespaces(),
-		watched:       o.watched(),
+		namespaces:    namespaces.New(o.Pods),
 		timing:        tm,
 		log:           o.Log.With(logkey.Component, "kube"),
 		cancel:        cancel,
@@ -238,6 +236,8 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
 		l.opts.Warm = func() []launcher.Warm { return nil } // those of earlier gateways are ended
 	}
+	l.homes = homes.New(homes.Options{Cluster: o.Cluster, Pods: o.Pods, Watched: l.namespaces.Watched(),
+		Bound: l.apiContext, Unavailable: l.unavailable, Now: l.clusterNow, Log: l.log})
 	second := "none"
 	if len(keys) > 1 {
 		second = keys[1].Fingerprint
@@ -278,7 +278,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	for _, ns := range l.homeSpaces {
+	for _, ns := range l.namespaces.Common() {
 		l.endings.Read(ctx, ns)
 	}
 	if err := l.startInformers(ctx); err != nil {
@@ -323,30 +323,6 @@ func (o *Options) complete() error {
 		return fmt.Errorf("Pods.%w", err)
 	}
 	return nil
-}
-
-// namespaces returns all namespaces in which kernels may run.
-func (o *Options) namespaces() []string {
-	all := []string{o.Pods.Namespace}
-	policy := o.Pods.Policy
-	if policy == nil {
-		policy = wish.DefaultPolicy()
-	}
-	for _, ns := range policy.Namespaces() {
-		if !slices.Contains(all, ns) {
-			all = append(all, ns)
-		}
-	}
-	return all
-}
-
-// watched returns the namespaces to watch. Owners may have thousands of namespaces: two watches of the whole cluster
-// are cheaper than two for each.
-func (o *Options) watched() []string {
-	if o.Pods.NamespacePerOwner() {
-		return []string{metav1.NamespaceAll}
-	}
-	return o.namespaces()
 }
 
 // Close ends every goroutine of the launcher and waits for them. Kernels keep running.

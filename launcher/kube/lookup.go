@@ -61,10 +61,7 @@ func (l *Launcher) lookFor(ctx context.Context, id string) error {
 	if l.opts.Pods.NamespacePerOwner() {
 		return l.refresh(ctx, id) // the id does not tell in which namespace its pod lies
 	}
-	for _, ns := range l.watched {
-		if l.access.denial(ns) != "" {
-			continue
-		}
+	for _, ns := range l.namespaces.Readable() {
 		pod, err := l.getPod(ctx, ns, podspec.PodName(id, 1))
 		if err != nil {
 			return err
@@ -120,10 +117,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 	}
 	l.mu.Unlock()
 	listed := map[string]bool{}
-	for _, ns := range l.watched {
-		if l.access.denial(ns) != "" {
-			continue
-		}
+	for _, ns := range l.namespaces.Readable() {
 		pods, err := l.listPods(ctx, ns, podspec.LabelKernel+"="+id)
 		if err != nil {
 			return err
@@ -136,7 +130,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 			l.updatePod(&pods.Items[i])
 		}
 	}
-	if known != nil && listed[l.watchOf(known.Namespace)] {
+	if known != nil && listed[l.namespaces.WatchOf(known.Namespace)] {
 		l.podRemoved(known)
 	}
 	return nil

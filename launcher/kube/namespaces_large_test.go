@@ -138,7 +138,7 @@ func BenchmarkNamespaces(b *testing.B) {
 		b.Run(fmt.Sprintf("homes/%d", users), func(b *testing.B) {
 			c.ClearActions()
 			for b.Loop() {
-				if err := l.sweepHomes(b.Context()); err != nil {
+				if err := l.homes.Sweep(b.Context()); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
@@ -96,7 +97,7 @@ func (l *Launcher) objectsOf(pod *corev1.Pod) ([]podbuild.Object, error) {
 // createObject creates an object of a pod. If an earlier pod of the kernel has it, the pod becomes its owner besides.
 func (l *Launcher) createObject(ctx context.Context, pod *corev1.Pod, o podbuild.Object) error {
 	objects := l.opts.Cluster.Objects.Resource(o.Resource).Namespace(pod.Namespace)
-	_, err := objects.Create(ctx, o.Object, metav1.CreateOptions{FieldManager: fieldManager})
+	_, err := objects.Create(ctx, o.Object, metav1.CreateOptions{FieldManager: cluster.FieldManager})
 	if !apierrors.IsAlreadyExists(err) || !o.Kept() { // a Secret's name is that of its pod
 		return err
 	}
@@ -139,7 +140,7 @@ func (l *Launcher) adoptObject(ctx context.Context, pod *corev1.Pod, got *unstru
 		return err
 	}
 	_, err = l.opts.Cluster.Objects.Resource(o.Resource).Namespace(pod.Namespace).Patch(ctx, got.GetName(),
-		types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+		types.MergePatchType, patch, metav1.PatchOptions{FieldManager: cluster.FieldManager})
 	if apierrors.IsNotFound(err) {
 		return errObjectGoes
 	}

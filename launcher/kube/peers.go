@@ -136,7 +136,7 @@ func (s sharedKernels) Enter(id string, known replicas.Kernel) error {
 	if known.Pod == nil {
 		return nil
 	}
-	if !l.serves(known.Pod) {
+	if !l.namespaces.Serves(known.Pod) {
 		return nil // the replica has other settings; this gateway could not tell when the pod is removed
 	}
 	if rec, err := podspec.ReadRecord(known.Pod); err != nil || rec.ID != id {

@@ -35,15 +35,15 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	for l.warm.Rest(ctx, l.timing.maintenance) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
-			for _, ns := range l.homeSpaces {
-				if l.denial(ns) == "" {
+			for _, ns := range l.namespaces.Common() {
+				if l.namespaces.Denial(ns) == "" {
 					l.endings.Prune(ctx, ns)
 				}
 			}
 			if err := l.records.Sweep(ctx); err != nil && ctx.Err() == nil {
 				l.log.Warn("pieces of old records could not be removed; this is tried again", logkey.Err, err)
 			}
-			if err := l.sweepHomes(ctx); err != nil && ctx.Err() == nil {
+			if err := l.homes.Sweep(ctx); err != nil && ctx.Err() == nil {
 				l.log.Warn("old homes could not be looked for or deleted; this is tried again", logkey.Err, err)
 			}
 		}
@@ -54,7 +54,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)
 				switch {
-				case !ok || pod.DeletionTimestamp != nil || !l.serves(pod): // others may be those of another installation
+				case !ok || pod.DeletionTimestamp != nil || !l.namespaces.Serves(pod): // others may be those of another installation
 				case l.keepsObjects(pod): // a later round removes it
 				case l.isLeftover(pod):
 					l.removeLeftover(ctx, pod)
@@ -123,7 +123,7 @@ func (l *Launcher) isHeldOpen(pod *corev1.Pod) bool {
 // removeHeldOpen deletes a pod whose kernel has ended. The ending is stored first, because the pod is its only record.
 // Every gateway that has seen the pod shows the kernel as dead as usual.
 func (l *Launcher) removeHeldOpen(ctx context.Context, pod *corev1.Pod) {
-	if err := l.endings.Store(ctx, pod.Labels[podspec.LabelKernel], l.endingsSpace(pod), pod.UID); err != nil {
+	if err := l.endings.Store(ctx, pod.Labels[podspec.LabelKernel], l.namespaces.OfEnding(pod), pod.UID); err != nil {
 		l.log.Warn("the ending of a kernel could not be stored, so its pod stays; this is tried again", logkey.Pod, pod.Name,
 			logkey.Err, err)
 		return

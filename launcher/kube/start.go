@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
@@ -123,6 +124,25 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	return l.describe(k)
 }
 
+// checkOnly returns launcher.ErrConflict if another namespace has a pod of the same kernel. The names of pods make ids
+// unique in one namespace only. If two starts use one id at the same time, one or both are refused. An id that a
+// gateway has made is random, so it is not checked.
+func (l *Launcher) checkOnly(ctx context.Context, pod *corev1.Pod, req launcher.Request) error {
+	if req.AnyID || !l.opts.Pods.NamespacePerOwner() {
+		return nil
+	}
+	pods, err := l.listPods(ctx, metav1.NamespaceAll, podspec.LabelKernel+"="+req.ID)
+	if err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		if other := &pods.Items[i]; other.Namespace != pod.Namespace && l.namespaces.Serves(other) {
+			return launcher.ErrConflict
+		}
+	}
+	return nil
+}
+
 // removeRefused removes a kernel that limits do not allow. If it fails, the reaper removes it.
 func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
 	l.mu.Lock()
@@ -139,10 +159,10 @@ func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
 // createPod creates a pod, what it owns and what its flavor needs, and records the pod. The error is errLost if a pod
 // of that name exists. After any other error nothing is left, if the cluster answers the deletion.
 func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
-	if why := l.denial(pod.Namespace); why != "" {
+	if why := l.namespaces.Denial(pod.Namespace); why != "" {
 		return nil, &launcher.FailedError{Reason: why}
 	}
-	if err := l.createNamespace(ctx, pod); err != nil {
+	if err := l.homes.Make(ctx, pod); err != nil {
 		return nil, err
 	}
 	if len(pod.Spec.ResourceClaims) > 0 { // else the client has given the flavor's GPUs up
@@ -150,12 +170,11 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 			return nil, err
 		}
 	}
-	if err := l.createHome(ctx, podbuild.HomeClaim(l.opts.Pods, pod)); err != nil {
-		return nil, err
-	}
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	made, err := l.sendPod(asking, pod)
+	made, err := cluster.UntilCounted(asking, func() (*corev1.Pod, error) {
+		return l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})
+	})
 	if err != nil {
 		return nil, l.explainStart(ctx, err)
 	}
@@ -196,10 +215,9 @@ func (l *Launcher) createClaimTemplate(ctx context.Context, template *resourcev1
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	templates := l.client.ResourceV1().ResourceClaimTemplates(template.Namespace)
-	_, err := templates.Create(asking, template, metav1.CreateOptions{})
-	for podstatus.IsUncounted(err) && goroutines.Sleep(asking, quotaPause) == nil {
-		_, err = templates.Create(asking, template, metav1.CreateOptions{})
-	}
+	_, err := cluster.UntilCounted(asking, func() (*resourcev1.ResourceClaimTemplate, error) {
+		return templates.Create(asking, template, metav1.CreateOptions{})
+	})
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		return nil
 	}
@@ -299,7 +317,7 @@ func (l *Launcher) createPart(ctx context.Context, create func(context.Context) 
 		asking, cancel := l.apiContext(ctx)
 		err := create(asking)
 		cancel()
-		if podstatus.IsUncounted(err) && goroutines.Sleep(uncounted, quotaPause) == nil {
+		if podstatus.IsUncounted(err) && goroutines.Sleep(uncounted, cluster.QuotaPause) == nil {
 			pause /= 2
 			continue
 		}

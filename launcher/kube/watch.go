@@ -42,7 +42,7 @@ const selectPodEvents = "involvedObject.kind=Pod"
 // recorded.
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
-	for _, ns := range l.watched {
+	for _, ns := range l.namespaces.Watched() {
 		pods := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "pods"}, l.client.CoreV1().Pods(ns),
 			func(o *metav1.ListOptions) { o.LabelSelector = podspec.SelectManaged }), &corev1.Pod{}, l.timing.resync, nil)
 		events := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "events"}, l.client.CoreV1().Events(ns),
@@ -52,8 +52,8 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 			return err
 		}
 		l.informers = append(l.informers, pods)
-		settled := l.access.track(ns, entered)
-		if ns == l.watchOf(l.opts.Pods.Namespace) {
+		settled := l.namespaces.Track(ns, entered)
+		if ns == l.namespaces.WatchOf(l.opts.Pods.Namespace) {
 			synced = append(synced, entered...) // without access to its own namespace, a gateway does not become ready
 		} else {
 			synced = append(synced, settled)
@@ -64,7 +64,7 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		err := context.Cause(ctx)
-		if why := l.denial(l.opts.Pods.Namespace); why != "" {
+		if why := l.namespaces.Denial(l.opts.Pods.Namespace); why != "" {
 			err = errors.New(why)
 		}
 		return fmt.Errorf("the cluster's pods could not be listed: %w", err)
@@ -128,8 +128,8 @@ func (l *Launcher) trackWatch(key *watchKey, mends bool, err error) {
 func (l *Launcher) addHandlers(ns string,
 	pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
-		if l.access.deny(ns, err) {
-			l.log.Error("this gateway may not list pods in a namespace", logkey.Namespace, ns, logkey.Err, l.access.denial(ns))
+		if l.namespaces.Deny(ns, err) {
+			l.log.Error("this gateway may not list pods in a namespace", logkey.Namespace, ns, logkey.Err, l.namespaces.Denial(ns))
 			return
 		}
 		l.log.Warn("the cluster's pods cannot be watched; this is tried again", logkey.Namespace, ns, logkey.Err, err)
@@ -170,8 +170,7 @@ func (l *Launcher) trimEvent(o any) (any, error) {
 // Pods may have such names outside the namespaces of kernels, too.
 func (l *Launcher) kernelOfEvent(e *corev1.Event) string {
 	name, ns := e.InvolvedObject.Name, e.Namespace
-	if len(name) < 36 || !launcher.ValidID(name[:36]) ||
-		l.opts.Pods.NamespacePerOwner() && !slices.Contains(l.homeSpaces, ns) && !l.opts.Pods.MayBeOwners(ns) {
+	if len(name) < 36 || !launcher.ValidID(name[:36]) || !l.namespaces.MayHave(ns) {
 		return ""
 	}
 	return name[:36]
@@ -413,7 +412,7 @@ func (l *Launcher) catchUp(ctx context.Context) {
 	l.mu.Lock()
 	missing := slices.Collect(maps.Keys(l.brokenWatches))
 	l.mu.Unlock()
-	if !slices.ContainsFunc(missing, func(w watchKey) bool { return l.access.denial(w.namespace) == "" }) {
+	if !slices.ContainsFunc(missing, func(w watchKey) bool { return l.namespaces.Denial(w.namespace) == "" }) {
 		return
 	}
 	if err := l.proveFresh(ctx); err != nil {

@@ -12,6 +12,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
 
+// FieldManager names the gateways as the writers of objects. All replicas are one writer.
+const FieldManager = "ekg"
+
 // QuotaPause lies between two attempts in a namespace whose quota is not counted yet, and between two at an object that
 // another writer has just changed.
 const QuotaPause = 100 * time.Millisecond

@@ -1,11 +1,10 @@
-package kube
+package homes
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,49 +17,27 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-const (
-	// fieldManager names the gateways as the writers of objects that they apply. All replicas are one writer.
-	fieldManager = "ekg"
-	quotaPause   = 100 * time.Millisecond // between two attempts in a namespace whose quota is not counted yet
-)
-
-// watchOf returns the entry of watched that covers a namespace.
-func (l *Launcher) watchOf(ns string) string {
-	if l.opts.Pods.NamespacePerOwner() {
-		return metav1.NamespaceAll
-	}
-	return ns
-}
-
-// denial says in a sentence why a namespace cannot have kernels; "" if it can.
-func (l *Launcher) denial(ns string) string { return l.access.denial(l.watchOf(ns)) }
-
-// serves reports whether a pod lies where this gateway's kernels do.
-func (l *Launcher) serves(pod *corev1.Pod) bool {
-	return slices.Contains(l.homeSpaces, pod.Namespace) || l.opts.Pods.InNamespaceOfOwner(pod)
-}
-
-// createNamespace makes the namespace of a pod's owner with all of its objects, unless that was done. A namespace that
+// makeNamespace makes the namespace of a pod's owner with all of its objects, unless that was done. A namespace that
 // this gateway and its replicas have not made for this owner is never used. Namespaces stay.
-func (l *Launcher) createNamespace(ctx context.Context, pod *corev1.Pod) error {
-	made, err := podbuild.NamespaceFor(l.opts.Pods, pod)
+func (h *Homes) makeNamespace(ctx context.Context, pod *corev1.Pod) error {
+	made, err := podbuild.NamespaceFor(h.o.Pods, pod)
 	if err != nil || made == nil {
 		return err
 	}
-	asking, cancel := l.apiContext(ctx)
+	asking, cancel := h.o.Bound(ctx)
 	defer cancel()
-	err = l.ensureNamespace(asking, made)
+	err = h.ensureNamespace(asking, made)
 	if err == nil || errors.As(err, new(*launcher.FailedError)) {
 		return err
 	}
-	return l.explainOwners(ctx, "namespace "+pod.Namespace, err, func(why string, class launcher.Failure) error {
+	return h.explainOwners(ctx, "namespace "+pod.Namespace, err, func(why string, class launcher.Failure) error {
 		return namespaceFailed(pod.Namespace, why, class)
 	})
 }
@@ -73,10 +50,10 @@ func namespaceFailed(name, why string, class launcher.Failure) error {
 // ensureNamespace creates what is missing, and removes objects that the policy no longer has. The namespace says last
 // that all of it was made: a gateway that ends before leaves the rest to the next start. If the namespace is deleted or
 // changed meanwhile, all of it is done again.
-func (l *Launcher) ensureNamespace(ctx context.Context, made *podbuild.MadeNamespace) error {
+func (h *Homes) ensureNamespace(ctx context.Context, made *podbuild.MadeNamespace) error {
 	for {
-		err := l.ensureUnchanged(ctx, made)
-		if !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil {
+		err := h.ensureUnchanged(ctx, made)
+		if !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil {
 			return err
 		}
 	}
@@ -84,14 +61,14 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podbuild.MadeNames
 
 // ensureUnchanged does the work of ensureNamespace once. The error is a conflict if the namespace is another one by
 // now, or was changed.
-func (l *Launcher) ensureUnchanged(ctx context.Context, made *podbuild.MadeNamespace) error {
-	namespaces, name := l.client.CoreV1().Namespaces(), made.Namespace.Name
+func (h *Homes) ensureUnchanged(ctx context.Context, made *podbuild.MadeNamespace) error {
+	namespaces, name := h.o.Cluster.Client.CoreV1().Namespaces(), made.Namespace.Name
 	got, err := namespaces.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		if got, err = namespaces.Create(ctx, made.Namespace, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
 			got, err = namespaces.Get(ctx, name, metav1.GetOptions{}) // another replica was faster
 		} else if err == nil {
-			l.log.Info("a namespace was created", logkey.Namespace, name)
+			h.o.Log.Info("a namespace was created", logkey.Namespace, name)
 		}
 	}
 	switch {
@@ -99,7 +76,7 @@ func (l *Launcher) ensureUnchanged(ctx context.Context, made *podbuild.MadeNames
 		return err
 	case got.DeletionTimestamp != nil:
 		return namespaceFailed(name, "it is being deleted", launcher.FailedRefused)
-	case got.Labels[podbuild.LabelKernelsOf] != l.opts.Pods.Namespace:
+	case got.Labels[podbuild.LabelKernelsOf] != h.o.Pods.Namespace:
 		return namespaceFailed(name, "it exists, and this gateway has not made it", launcher.FailedRefused)
 	case got.Annotations[podspec.AnnotationOwner] != made.Namespace.Annotations[podspec.AnnotationOwner]:
 		return namespaceFailed(name, "it belongs to another user", launcher.FailedRefused)
@@ -112,12 +89,12 @@ func (l *Launcher) ensureUnchanged(ctx context.Context, made *podbuild.MadeNames
 	}
 	written := writtenNamespace(got, made)
 	if slices.ContainsFunc(now, missing(before)) { // an object is named before it is made, so none is forgotten
-		if err := l.writeNamespace(ctx, written, "", slices.Concat(before, now)); err != nil {
+		if err := h.writeNamespace(ctx, written, "", slices.Concat(before, now)); err != nil {
 			return err
 		}
 	}
 	for _, o := range made.Objects {
-		objects := l.opts.Cluster.Objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
+		objects := h.o.Cluster.Objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
 		if err := apply(ctx, objects, o.Object); err != nil {
 			return err
 		}
@@ -126,16 +103,16 @@ func (l *Launcher) ensureUnchanged(ctx context.Context, made *podbuild.MadeNames
 		if !missing(now)(ref) {
 			continue
 		}
-		switch err := l.removeObject(ctx, name, ref); {
+		switch err := h.removeObject(ctx, name, ref); {
 		case apierrors.IsForbidden(err): // the operator has not given this right
 			now = append(now, ref) // a later change of the policy tries it again
-			l.log.Warn("an object that the policy no longer has could not be removed", logkey.Namespace, name,
+			h.o.Log.Warn("an object that the policy no longer has could not be removed", logkey.Namespace, name,
 				logkey.Object, ref, logkey.Err, err)
 		case err != nil:
 			return err
 		}
 	}
-	return l.writeNamespace(ctx, written, made.Content, now)
+	return h.writeNamespace(ctx, written, made.Content, now)
 }
 
 // writtenNamespace is what gateways write of a namespace that exists. Without its UID, a namespace that was deleted
@@ -153,7 +130,7 @@ func writtenNamespace(got *corev1.Namespace, made *podbuild.MadeNamespace) *unst
 }
 
 // writeNamespace writes which objects a namespace may have, and which content it has; "" while it is incomplete.
-func (l *Launcher) writeNamespace(
+func (h *Homes) writeNamespace(
 	ctx context.Context, written *unstructured.Unstructured, content string, refs []string,
 ) error {
 	annotations := written.GetAnnotations()
@@ -162,17 +139,17 @@ func (l *Launcher) writeNamespace(
 		annotations[podbuild.AnnotationContent] = content
 	}
 	written.SetAnnotations(annotations)
-	return apply(ctx, l.opts.Cluster.Objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), written)
+	return apply(ctx, h.o.Cluster.Objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), written)
 }
 
 // removeObject removes an object that gateways have made in a namespace. It leaves an object of that name that has
 // another author by now.
-func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
+func (h *Homes) removeObject(ctx context.Context, ns, ref string) error {
 	resource, name, ok := wish.ObjectOf(ref)
 	if !ok {
 		return nil // a gateway would not have made it
 	}
-	objects := l.opts.Cluster.Objects.Resource(resource).Namespace(ns)
+	objects := h.o.Cluster.Objects.Resource(resource).Namespace(ns)
 	for {
 		got, err := objects.Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -181,7 +158,7 @@ func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
 		case err != nil:
 			return err
 		case !isMade(got):
-			l.log.Info("an object that the policy no longer has stays: it has another author", logkey.Namespace, ns,
+			h.o.Log.Info("an object that the policy no longer has stays: it has another author", logkey.Namespace, ns,
 				logkey.Object, ref)
 			return nil
 		}
@@ -190,11 +167,11 @@ func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
 			ResourceVersion: &version}})
 		switch {
 		case err == nil:
-			l.log.Info("an object that the policy no longer has was removed", logkey.Namespace, ns, logkey.Object, ref)
+			h.o.Log.Info("an object that the policy no longer has was removed", logkey.Namespace, ns, logkey.Object, ref)
 			return nil
 		case apierrors.IsNotFound(err):
 			return nil
-		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil: // another one has just changed it
+		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil: // another one has just changed it
 			return err
 		}
 	}
@@ -204,7 +181,7 @@ func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
 // no other object owns it.
 func isMade(o *unstructured.Unstructured) bool {
 	applied := func(f metav1.ManagedFieldsEntry) bool {
-		return f.Manager == fieldManager && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == ""
+		return f.Manager == cluster.FieldManager && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == ""
 	}
 	return o.GetLabels()[podspec.LabelManagedBy] == podspec.Manager && len(o.GetOwnerReferences()) == 0 &&
 		slices.ContainsFunc(o.GetManagedFields(), applied)
@@ -215,23 +192,21 @@ func isMade(o *unstructured.Unstructured) bool {
 // one.
 func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 	send := func() (*unstructured.Unstructured, error) {
-		got, err := objects.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		got, err := objects.Apply(ctx, object.GetName(), object,
+			metav1.ApplyOptions{FieldManager: cluster.FieldManager, Force: true})
 		if err == nil && object.GetResourceVersion() != "" {
 			object.SetResourceVersion(got.GetResourceVersion())
 		}
 		return got, err
 	}
 	for {
-		got, err := send()
-		for podstatus.IsUncounted(err) && goroutines.Sleep(ctx, quotaPause) == nil {
-			got, err = send()
-		}
+		got, err := cluster.UntilCounted(ctx, send)
 		if err != nil {
 			return err
 		}
 		// Earlier releases, and the creation of a namespace, have written the object without applying it. What they have
 		// written counts as applied from now on, so that it can be removed.
-		patch, err := csaupgrade.UpgradeManagedFieldsPatch(got, sets.New(fieldManager), fieldManager)
+		patch, err := csaupgrade.UpgradeManagedFieldsPatch(got, sets.New(cluster.FieldManager), cluster.FieldManager)
 		if err != nil || patch == nil {
 			return err
 		}
@@ -243,37 +218,8 @@ func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstr
 			}
 			_, err = send()
 			return err
-		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil: // another one has just changed it
+		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil: // another one has just changed it
 			return err
-		}
-	}
-}
-
-// checkOnly returns launcher.ErrConflict if another namespace has a pod of the same kernel. The names of pods make ids
-// unique in one namespace only. If two starts use one id at the same time, one or both are refused. An id that a
-// gateway has made is random, so it is not checked.
-func (l *Launcher) checkOnly(ctx context.Context, pod *corev1.Pod, req launcher.Request) error {
-	if req.AnyID || !l.opts.Pods.NamespacePerOwner() {
-		return nil
-	}
-	pods, err := l.listPods(ctx, metav1.NamespaceAll, podspec.LabelKernel+"="+req.ID)
-	if err != nil {
-		return err
-	}
-	for i := range pods.Items {
-		if other := &pods.Items[i]; other.Namespace != pod.Namespace && l.serves(other) {
-			return launcher.ErrConflict
-		}
-	}
-	return nil
-}
-
-// sendPod creates a pod in the cluster. The cluster admits no pod to a new namespace until it has counted its quota.
-func (l *Launcher) sendPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
-	for {
-		made, err := l.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-		if !podstatus.IsUncounted(err) || goroutines.Sleep(ctx, quotaPause) != nil {
-			return made, err
 		}
 	}
 }
