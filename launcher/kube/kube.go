@@ -48,6 +48,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/homes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/namespaces"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/objects"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -164,6 +165,7 @@ type Launcher struct {
 	answers   answers
 	absent    *lru.Cache[string, time.Time] // when the cluster did not have a kernel, by its id
 	homes     *homes.Homes
+	objects   *objects.Objects
 	records   *records.Store
 	endings   *endings.Store
 	reaping   atomic.Bool // this gateway is the reaper
@@ -238,6 +240,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	}
 	l.homes = homes.New(homes.Options{Cluster: o.Cluster, Pods: o.Pods, Watched: l.namespaces.Watched(),
 		Bound: l.apiContext, Unavailable: l.unavailable, Now: l.clusterNow, Log: l.log})
+	l.objects = objects.New(objects.Options{Cluster: o.Cluster, Pods: o.Pods, Keys: keys, Bound: l.apiContext, Life: life})
 	second := "none"
 	if len(keys) > 1 {
 		second = keys[1].Fingerprint

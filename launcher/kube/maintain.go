@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/objects"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -64,9 +65,9 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	case missed, !hasStatus && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
 		// The gateway that created the pod may have died before it created the secret, or the secret was deleted.
 		// Each round tries once: a part that cannot be created yet must not use up the time of other kernels.
-		part, err := l.createPartsBy(ctx, pod, l.tryPart)
+		part, err := l.objects.TryCreate(ctx, pod)
 		switch {
-		case errors.Is(err, errForeignKeys): // it may have its secret. Without one it ends when its start takes too long
+		case errors.Is(err, objects.ErrForeignKeys): // it may have its secret. Without one it ends when its start takes too long
 			l.log.Warn("a waiting pod gets no secret", logkey.Pod, pod.Name, logkey.Err, err)
 		case err != nil:
 			l.log.Warn("the "+part+" of a waiting pod could not be created; this is tried again", logkey.Pod, pod.Name,

@@ -19,6 +19,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/objects"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -442,7 +443,7 @@ func TestNamespaces_Keys(t *testing.T) {
 	forged := pod.DeepCopy()
 	forged.Namespace, forged.Annotations[podspec.AnnotationOwner] = "kernels-bob", "bob"
 	forged.Annotations[podspec.Domain+"key-version"] = "1"
-	if part, err := l.createParts(t.Context(), forged); part != "secret" || !errors.Is(err, errForeignKeys) {
+	if part, err := l.objects.Create(t.Context(), forged); part != "secret" || !errors.Is(err, objects.ErrForeignKeys) {
 		t.Errorf("bob's pod: %q %v", part, err)
 	}
 	secrets, err := c.CoreV1().Secrets("kernels-bob").List(t.Context(), metav1.ListOptions{})

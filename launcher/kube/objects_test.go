@@ -216,42 +216,6 @@ func TestObjects_Revive(t *testing.T) {
 	c.wantNoObjects(t)
 }
 
-// TestObjects_Forged: a gateway creates no object for a pod that no gateway has built, as a user who may create pods
-// could, nor for one with the annotation of another pod.
-func TestObjects_Forged(t *testing.T) {
-	c := newTestCluster(t)
-	l := openTest(t, c, withKernelObjects(t))
-	if _, _, err := l.Start(t.Context(), requestWithObjects(idA, "ann")); err != nil {
-		t.Fatal(err)
-	}
-	real, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := len(c.objectsThere(t))
-	for what, change := range map[string]func(*corev1.Pod){
-		"another pod": func(p *corev1.Pod) {
-			p.Name = idB + "-1"
-			p.Labels[podspec.LabelKernel] = idB
-		},
-		"another namespace": func(p *corev1.Pod) { p.Namespace = "other" },
-		"plain text": func(p *corev1.Pod) {
-			p.Annotations[podspec.AnnotationKernelObjects] = `[{"apiVersion": "v1", "kind": "ConfigMap",
-				"metadata": {"name": "x"}}]`
-		},
-		"another key": func(p *corev1.Pod) { p.Annotations[podspec.Domain+"master-key"] = "0123456789abcdef" },
-	} {
-		forged := real.DeepCopy()
-		change(forged)
-		if part, err := l.createParts(t.Context(), forged); part != "objects" || !errors.Is(err, errSealed) {
-			t.Errorf("%s: %s, %v", what, part, err)
-		}
-	}
-	if after := len(c.objectsThere(t)); after != before {
-		t.Errorf("%d objects were made", after-before)
-	}
-}
-
 // TestObjects_GatewayEnds: a gateway dies before or after any request of a start, or of a restart in a new pod. At no
 // moment is there an object without an owner. Another gateway completes the kernel or removes it, and after the kernel
 // nothing is left.

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
@@ -98,7 +96,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
-	if err := l.sealObjects(pod); err != nil {
+	if err := l.objects.Seal(pod); err != nil {
 		return launcher.Kernel{}, err
 	}
 	pod.Annotations[annotationClaimed] = unclaimed
@@ -180,7 +178,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 	}
 	// The pod exists, so the rest is done even if the caller has left.
 	ctx = context.WithoutCancel(ctx)
-	if part, err := l.createParts(ctx, made); err != nil {
+	if part, err := l.objects.Create(ctx, made); err != nil {
 		l.log.Error("the "+part+" of a new pod could not be created", logkey.Pod, made.Name, logkey.Err, err)
 		if derr := l.deletePod(ctx, made); derr != nil {
 			l.log.Error("pod without its "+part+" could not be removed", logkey.Pod, made.Name, logkey.Err, derr)
@@ -255,94 +253,6 @@ func partFailed(part string, err error) *launcher.FailedError {
 	return &launcher.FailedError{Reason: "its " + part + " could not be created: " + why, Class: class}
 }
 
-// createParts creates what a pod owns: its network policy, if its kernel has ports, the objects of its kernelspec, and
-// then its secret. The containers start only with the secret, so whoever creates a missing secret creates the others
-// too. With an error it returns the part that is missing.
-func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, error) {
-	return l.createPartsBy(ctx, pod, l.createPart)
-}
-
-// createPartsBy is createParts with another way to call what creates a part.
-func (l *Launcher) createPartsBy(ctx context.Context, pod *corev1.Pod,
-	by func(ctx context.Context, create func(context.Context) error) error) (string, error) {
-	policy, err := podbuild.PortsPolicy(pod)
-	if err != nil {
-		return "network policy", err
-	}
-	if policy != nil {
-		if err := by(ctx, func(ctx context.Context) error {
-			_, err := l.client.NetworkingV1().NetworkPolicies(pod.Namespace).Create(ctx, policy, metav1.CreateOptions{})
-			return err
-		}); err != nil {
-			return "network policy", err
-		}
-	}
-	objects, err := l.objectsOf(pod)
-	if err != nil {
-		return "objects", err
-	}
-	for _, o := range objects {
-		if err := by(ctx, func(ctx context.Context) error { return l.createObject(ctx, pod, o) }); err != nil {
-			return o.String(), err
-		}
-	}
-	rec, err := podspec.ReadRecord(pod)
-	if err != nil {
-		return "secret", err
-	}
-	if !l.opts.Pods.MayGetKeys(pod, rec) {
-		return "secret", errForeignKeys
-	}
-	k, err := l.keys.Of(pod)
-	if err != nil {
-		return "secret", err
-	}
-	secret := podspec.BuildSecret(pod, k)
-	return "secret", by(ctx, func(ctx context.Context) error {
-		_, err := l.client.CoreV1().Secrets(pod.Namespace).Create(ctx, secret, metav1.CreateOptions{})
-		return err
-	})
-}
-
-// errForeignKeys says why a pod gets no secret. Pods that an earlier release has created before it ended are rejected,
-// too.
-var errForeignKeys = errors.New("its keys would not be those of its namespace alone")
-
-// createPart calls create until it succeeds or cannot succeed, for some seconds. An existing object is the same: its
-// content follows from its pod.
-func (l *Launcher) createPart(ctx context.Context, create func(context.Context) error) error {
-	uncounted, cancel := l.apiContext(ctx)
-	defer cancel()
-	for pause := 100 * time.Millisecond; ; pause *= 2 {
-		asking, cancel := l.apiContext(ctx)
-		err := create(asking)
-		cancel()
-		if podstatus.IsUncounted(err) && goroutines.Sleep(uncounted, cluster.QuotaPause) == nil {
-			pause /= 2
-			continue
-		}
-		switch {
-		case err == nil, apierrors.IsAlreadyExists(err):
-			return nil
-		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), pause > time.Second:
-			return err
-		}
-		if serr := goroutines.Sleep(l.ctx, pause); serr != nil {
-			return errors.Join(err, serr)
-		}
-	}
-}
-
-// tryPart calls create once. An existing object is the same.
-func (l *Launcher) tryPart(ctx context.Context, create func(context.Context) error) error {
-	asking, cancel := l.apiContext(ctx)
-	defer cancel()
-	if err := create(asking); !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	return nil
-}
-
 // deletePod deletes exactly this pod, with its grace period.
 func (l *Launcher) deletePod(ctx context.Context, pod *corev1.Pod) error {
 	asking, cancel := l.apiContext(ctx)
@@ -413,7 +323,7 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *flavor.Flavor, error) {
 	rec.Generation++
 	rec.MasterKey = l.keys[0].Fingerprint // its secret is a new one
-	opened, err := l.openObjects(old)
+	opened, err := l.objects.Open(old)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pod %s: its objects: %w", old.Name, err)
 	}
@@ -426,7 +336,7 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := l.sealObjects(pod); err != nil {
+	if err := l.objects.Seal(pod); err != nil {
 		return nil, nil, err
 	}
 	for _, key := range []string{annotationSessions, annotationShared, annotationSharedToUse} {

@@ -94,7 +94,7 @@ func (w warmKernels) Why(pod *corev1.Pod) string {
 
 // CreateParts implements warmpods.Kernels.
 func (w warmKernels) CreateParts(ctx context.Context, pod *corev1.Pod) error {
-	if part, err := w.l.createParts(ctx, pod); err != nil {
+	if part, err := w.l.objects.Create(ctx, pod); err != nil {
 		return errors.Join(errors.New(partFailed(part, err).Reason), w.l.deletePod(context.WithoutCancel(ctx), pod))
 	}
 	return nil
