@@ -67,7 +67,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 		// Each round tries once: a part that cannot be created yet must not use up the time of other kernels.
 		part, err := l.objects.TryCreate(ctx, pod)
 		switch {
-		case errors.Is(err, objects.ErrForeignKeys): // it may have its secret. Without one it ends when its start takes too long
+		case errors.Is(err, objects.ErrForeignKeys): // it may have its secret. Without one it ends as overdue
 			l.log.Warn("a waiting pod gets no secret", logkey.Pod, pod.Name, logkey.Err, err)
 		case err != nil:
 			l.log.Warn("the "+part+" of a waiting pod could not be created; this is tried again", logkey.Pod, pod.Name,

@@ -28,8 +28,8 @@ type peers struct {
 }
 
 // findPeers returns where this gateway's replicas are, or nil if this gateway has none.
-func findPeers(ctx context.Context, c *cluster.Cluster, bound func(context.Context) (context.Context, context.CancelFunc),
-	log *slog.Logger) (*peers, error) {
+func findPeers(ctx context.Context, c *cluster.Cluster,
+	bound func(context.Context) (context.Context, context.CancelFunc), log *slog.Logger) (*peers, error) {
 	if !c.Inside() {
 		return nil, nil
 	}

@@ -54,7 +54,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)
 				switch {
-				case !ok || pod.DeletionTimestamp != nil || !l.namespaces.Serves(pod): // others may be those of another installation
+				case !ok || pod.DeletionTimestamp != nil || !l.namespaces.Serves(pod): // another installation may have others
 				case l.keepsObjects(pod): // a later round removes it
 				case l.isLeftover(pod):
 					l.removeLeftover(ctx, pod)

@@ -129,7 +129,8 @@ func (l *Launcher) addHandlers(ns string,
 	pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
 		if l.namespaces.Deny(ns, err) {
-			l.log.Error("this gateway may not list pods in a namespace", logkey.Namespace, ns, logkey.Err, l.namespaces.Denial(ns))
+			l.log.Error("this gateway may not list pods in a namespace", logkey.Namespace, ns, logkey.Err,
+				l.namespaces.Denial(ns))
 			return
 		}
 		l.log.Warn("the cluster's pods cannot be watched; this is tried again", logkey.Namespace, ns, logkey.Err, err)

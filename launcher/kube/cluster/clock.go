@@ -26,15 +26,15 @@ func (c *clusterClock) answered(date string, asked, now time.Time) {
 	}
 }
 
-// Time converts a time of this machine to the API server's clock. Such a time is compared with times that the cluster or
-// other gateways have written. It may go back when the difference between the clocks becomes known: the time for which
-// something lasts in this process is measured by this machine's clock instead.
+// Time converts a time of this machine to the API server's clock. Such a time is compared with times that the cluster
+// or other gateways have written. It may go back when the difference between the clocks becomes known: the time for
+// which something lasts in this process is measured by this machine's clock instead.
 func (c *Cluster) Time(at time.Time) time.Time {
 	return at.Add(-time.Duration(c.requests.clock.ahead.Load()))
 }
 
-// Answered learns the API server's time from the header Date of an answer that has arrived now. asked is when its request
-// was sent. Each client does it by itself.
+// Answered learns the API server's time from the header Date of an answer that has arrived now. asked is when its
+// request was sent. Each client does it by itself.
 func (c *Cluster) Answered(date string, asked, now time.Time) {
 	c.requests.clock.answered(date, asked, now)
 }

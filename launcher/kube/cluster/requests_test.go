@@ -118,7 +118,8 @@ func TestLeases_OwnRate(t *testing.T) {
 	}
 	for range leaseRate.burst {
 		asking, done := context.WithTimeout(t.Context(), 5*time.Second)
-		if _, err := c.Leases.CoordinationV1().Leases("ns").Get(asking, "ekg", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		_, err := c.Leases.CoordinationV1().Leases("ns").Get(asking, "ekg", metav1.GetOptions{})
+		if !apierrors.IsForbidden(err) {
 			t.Errorf("the lease is not read: %v", err)
 		}
 		done()

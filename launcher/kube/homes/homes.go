@@ -153,8 +153,8 @@ func (h *Homes) mark(ctx context.Context, claim *corev1.PersistentVolumeClaim, s
 	if err != nil {
 		return nil, err
 	}
-	got, err := h.o.Cluster.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(asking, claim.Name, types.MergePatchType,
-		patch, metav1.PatchOptions{})
+	got, err := h.o.Cluster.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(asking, claim.Name,
+		types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil, nil
 	}
@@ -239,7 +239,8 @@ func (h *Homes) sweep(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 func (h *Homes) remove(ctx context.Context, claim *corev1.PersistentVolumeClaim, since time.Time) error {
 	asking, cancel := h.o.Bound(ctx)
 	defer cancel()
-	err := h.o.Cluster.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(asking, claim.Name, metav1.DeleteOptions{
+	claims := h.o.Cluster.Client.CoreV1().PersistentVolumeClaims(claim.Namespace)
+	err := claims.Delete(asking, claim.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion}})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // the next sweep looks again

@@ -171,7 +171,7 @@ func (h *Homes) removeObject(ctx context.Context, ns, ref string) error {
 			return nil
 		case apierrors.IsNotFound(err):
 			return nil
-		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil: // another one has just changed it
+		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil: // it was just changed
 			return err
 		}
 	}
@@ -218,7 +218,7 @@ func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstr
 			}
 			_, err = send()
 			return err
-		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil: // another one has just changed it
+		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, cluster.QuotaPause) != nil: // it was just changed
 			return err
 		}
 	}

@@ -80,8 +80,8 @@ func (s *Set) MayHave(ns string) bool {
 	return !s.pods.NamespacePerOwner() || slices.Contains(s.common, ns) || s.pods.MayBeOwners(ns)
 }
 
-// OfEnding returns the namespace that keeps the ending of a pod's kernel. An owner's own namespace keeps none: its quota
-// and its users must not touch it.
+// OfEnding returns the namespace that keeps the ending of a pod's kernel. An owner's own namespace keeps none: its
+// quota and its users must not touch it.
 func (s *Set) OfEnding(pod *corev1.Pod) string {
 	if slices.Contains(s.common, pod.Namespace) {
 		return pod.Namespace

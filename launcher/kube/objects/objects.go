@@ -189,7 +189,8 @@ func (s *Objects) createBy(ctx context.Context, pod *corev1.Pod,
 	}
 	if policy != nil {
 		if err := by(ctx, func(ctx context.Context) error {
-			_, err := s.o.Cluster.Client.NetworkingV1().NetworkPolicies(pod.Namespace).Create(ctx, policy, metav1.CreateOptions{})
+			policies := s.o.Cluster.Client.NetworkingV1().NetworkPolicies(pod.Namespace)
+			_, err := policies.Create(ctx, policy, metav1.CreateOptions{})
 			return err
 		}); err != nil {
 			return "network policy", err

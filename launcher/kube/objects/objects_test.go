@@ -29,8 +29,8 @@ const (
 	idB = "bbbbbbbb-0000-4000-8000-000000000002"
 )
 
-// TestObjects_Forged: a gateway creates no object for a pod that no gateway has built, as a user who may create pods could, nor
-// for one with the annotation of another pod.
+// TestObjects_Forged: a gateway creates no object for a pod that no gateway has built, as a user who may create pods
+// could, nor for one with the annotation of another pod.
 func TestObjects_Forged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	if err := os.WriteFile(file, []byte("kernelspecs: {objects: [ConfigMap]}\n"), 0o600); err != nil {
