@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"strings"
 
@@ -50,41 +51,25 @@ func (js *jobRoutes) createDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	definition, created, err := js.define(r, body)
+	change, err := definitionChange(body)
 	if err != nil {
 		return err
 	}
-	return js.answerMade(w, created, "/api/jobs/definitions/"+definition.ID, definition)
-}
-
-// define stores a definition. created is false if an earlier request with the body's token has stored it.
-func (js *jobRoutes) define(r *call, body object) (d jobs.Definition, created bool, err error) {
-	manager, err := js.needJobs()
-	if err != nil {
-		return d, false, err
-	}
-	change, err := definitionChange(body)
-	if err != nil {
-		return d, false, err
-	}
 	sub, err := js.submission(r, body)
 	if err != nil {
-		return d, false, err
+		return err
 	}
-	if d, created, err = manager.Define(r.Context(), sub, change); err != nil {
-		return d, false, definitionProblem(err)
+	d, created, err := js.manager.Define(r.Context(), sub, change)
+	if err != nil {
+		return definitionProblem(err)
 	}
-	return d, created, nil
+	return js.answerMade(w, created, "/api/jobs/definitions/"+d.ID, d)
 }
 
 // listDefinitions answers with the caller's definitions, or all for an admin, the oldest first.
 func (js *jobRoutes) listDefinitions(w http.ResponseWriter, r *call) error {
-	manager, err := js.needJobs()
-	if err != nil {
-		return err
-	}
 	name := r.URL.Query().Get("name")
-	list, err := manager.Definitions(r.Context(), func(d *jobs.Definition) bool {
+	list, err := js.manager.Definitions(r.Context(), func(d *jobs.Definition) bool {
 		return r.Who.Owns(d.Owner) && strings.HasPrefix(d.Name, name)
 	})
 	if err != nil {
@@ -94,24 +79,20 @@ func (js *jobRoutes) listDefinitions(w http.ResponseWriter, r *call) error {
 }
 
 // definitionOf returns the definition of the path, if the caller owns it. Another user's does not exist for the caller.
-func (js *jobRoutes) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) {
-	manager, err := js.needJobs()
-	if err != nil {
-		return nil, jobs.Definition{}, err
-	}
-	d, err := manager.Definition(r.Context(), r.PathValue("definition"))
+func (js *jobRoutes) definitionOf(r *call) (jobs.Definition, error) {
+	d, err := js.manager.Definition(r.Context(), r.PathValue("definition"))
 	switch {
 	case err != nil:
-		return nil, jobs.Definition{}, definitionProblem(err)
+		return d, definitionProblem(err)
 	case !r.Who.Owns(d.Owner):
-		return nil, jobs.Definition{}, refuse(http.StatusNotFound, noDefinition).by(kernels.AccessCheck)
+		return d, refuse(http.StatusNotFound, noDefinition).by(kernels.AccessCheck)
 	}
 	r.Spec = d.Kernelspec
-	return manager, d, nil
+	return d, nil
 }
 
 func (js *jobRoutes) getDefinition(w http.ResponseWriter, r *call) error {
-	_, d, err := js.definitionOf(r)
+	d, err := js.definitionOf(r)
 	if err != nil {
 		return err
 	}
@@ -120,7 +101,7 @@ func (js *jobRoutes) getDefinition(w http.ResponseWriter, r *call) error {
 
 // patchDefinition pauses, resumes or changes a definition. Members that the body does not have stay.
 func (js *jobRoutes) patchDefinition(w http.ResponseWriter, r *call) error {
-	manager, d, err := js.definitionOf(r)
+	d, err := js.definitionOf(r)
 	if err != nil {
 		return err
 	}
@@ -128,39 +109,29 @@ func (js *jobRoutes) patchDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	if d, err = js.redefine(r, manager, d.ID, body); err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, d)
-}
-
-// redefine changes a definition to what a body says. Members that the body does not have stay.
-func (js *jobRoutes) redefine(r *call, manager *jobs.Manager, id string, body object) (d jobs.Definition, err error) {
 	change, err := definitionChange(body)
 	if err != nil {
-		return d, err
+		return err
 	}
 	for _, member := range []string{"schedule", "timezone", "active", "token"} {
 		delete(body, member)
 	}
 	if len(body) > 0 { // else it can be paused after its kernelspec is gone
-		sub, err := js.changedSubmission(r, manager, id, body)
+		sub, err := js.changedSubmission(r, d.ID, body)
 		if err != nil {
-			return d, err
+			return err
 		}
 		change.Submission = &sub
 	}
-	if d, err = manager.ChangeDefinition(r.Context(), id, change); err != nil {
-		return d, definitionProblem(err)
+	if d, err = js.manager.ChangeDefinition(r.Context(), d.ID, change); err != nil {
+		return definitionProblem(err)
 	}
-	return d, nil
+	return writeJSON(w, http.StatusOK, d)
 }
 
 // changedSubmission returns what a definition submits, with the members of a body in place of its own.
-func (js *jobRoutes) changedSubmission(
-	r *call, manager *jobs.Manager, id string, body object,
-) (jobs.Submission, error) {
-	sub, err := manager.DefinitionSubmission(r.Context(), id)
+func (js *jobRoutes) changedSubmission(r *call, id string, body object) (jobs.Submission, error) {
+	sub, err := js.manager.DefinitionSubmission(r.Context(), id)
 	if err != nil {
 		return sub, definitionProblem(err)
 	}
@@ -183,22 +154,20 @@ func (js *jobRoutes) changedSubmission(
 			merged[member] = raw
 		}
 	}
-	for member, raw := range body {
-		merged[member] = raw
-	}
+	maps.Copy(merged, body)
 	return js.submission(r, merged)
 }
 
 // deleteDefinition removes a definition. Its jobs stay.
 func (js *jobRoutes) deleteDefinition(w http.ResponseWriter, r *call) error {
-	manager, d, err := js.definitionOf(r)
+	d, err := js.definitionOf(r)
 	switch {
 	case errors.Is(err, launcher.ErrRecordDamaged) && r.Who.SeesAll():
 		err = js.manager.RemoveDamagedDefinition(r.Context(), r.PathValue("definition"))
 	case err != nil:
 		return err
 	default:
-		err = manager.RemoveDefinition(r.Context(), d.ID)
+		err = js.manager.RemoveDefinition(r.Context(), d.ID)
 	}
 	if err != nil {
 		return definitionProblem(err)
@@ -209,7 +178,7 @@ func (js *jobRoutes) deleteDefinition(w http.ResponseWriter, r *call) error {
 
 // runDefinition makes a job of a definition now. The body may have other parameters and a token.
 func (js *jobRoutes) runDefinition(w http.ResponseWriter, r *call) error {
-	manager, d, err := js.definitionOf(r)
+	d, err := js.definitionOf(r)
 	if err != nil {
 		return err
 	}
@@ -217,27 +186,19 @@ func (js *jobRoutes) runDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	job, created, err := makeJob(r, manager, d.ID, body)
+	token, _, err := body.text("token")
 	if err != nil {
 		return err
 	}
-	return js.answerMade(w, created, "/api/jobs/"+job.ID, job)
-}
-
-// makeJob makes a job of a definition, with the parameters and the token of a body.
-func makeJob(r *call, manager *jobs.Manager, id string, body object) (job jobs.Job, created bool, err error) {
-	token, _, err := body.text("token")
-	if err != nil {
-		return job, false, err
-	}
 	var parameters json.RawMessage
 	if given, err := body.object("parameters"); err != nil {
-		return job, false, err
+		return err
 	} else if given != nil {
 		parameters = body["parameters"]
 	}
-	if job, created, err = manager.RunDefinition(r.Context(), id, parameters, token); err != nil {
-		return job, false, definitionProblem(err)
+	job, created, err := js.manager.RunDefinition(r.Context(), d.ID, parameters, token)
+	if err != nil {
+		return definitionProblem(err)
 	}
-	return job, created, nil
+	return js.answerMade(w, created, "/api/jobs/"+job.ID, job)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -187,6 +188,20 @@ func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) {
 	}
 	return f.listForReal()
 }
+
+func (f *fakeLauncher) KernelsFor(ctx context.Context, _ string, _ []string) ([]launcher.Kernel, error) {
+	return f.Kernels(ctx)
+}
+
+func (f *fakeLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) { return launcher.GPUs{}, nil }
+
+func (f *fakeLauncher) FlavorRoom(context.Context, []flavor.Flavor) (
+	map[string]launcher.GPURoom, launcher.GPUs, error,
+) {
+	return nil, launcher.GPUs{}, nil
+}
+
+func (f *fakeLauncher) GPUWaits(context.Context) ([]launcher.GPUWait, error) { return nil, nil }
 
 func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 	f.mu.Lock()

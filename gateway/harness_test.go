@@ -14,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
@@ -183,5 +185,6 @@ func bareGateway(o kernels.Options) *Gateway {
 		o.Specs = &specDir{}
 	}
 	served := kernels.New(o, nil)
-	return &Gateway{opts: Options{Options: o}, kernels: served, models: &models{kernels: served, jobs: &jobRoutes{}}}
+	routes := &jobRoutes{manager: jobs.New(&launchertest.MemoryRecords{}, nil, jobs.Policy{}, slog.New(slog.DiscardHandler))}
+	return &Gateway{opts: Options{Options: o}, kernels: served, models: &models{kernels: served, jobs: routes}}
 }

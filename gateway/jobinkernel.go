@@ -70,9 +70,6 @@ func cellName(member string, body object) (string, error) {
 // kernelJob returns the job of a kernel for its model, as this gateway knows it, or nil. It reads no records. Only the
 // kernel's owner and the job's see it.
 func (js *jobRoutes) kernelJob(who kernels.Caller, k *launcher.Kernel) *kernelJob {
-	if js.manager == nil {
-		return nil
-	}
 	j, there := js.manager.KernelJob(k.ID)
 	if !there || !who.Owns(k.Owner) && !who.Owns(j.Owner) {
 		return nil
@@ -82,9 +79,6 @@ func (js *jobRoutes) kernelJob(who kernels.Caller, k *launcher.Kernel) *kernelJo
 
 // jobIn reports whether a job runs in a kernel.
 func (js *jobRoutes) jobIn(r *call, kernel string) (bool, error) {
-	if js.manager == nil {
-		return false, nil
-	}
 	_, there, err := js.manager.In(r.Context(), kernel)
 	if err != nil {
 		return false, jobProblem(err)

@@ -26,18 +26,15 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// newJobs returns the manager of jobs, or nil if neither a folder nor the launcher keeps them.
+// newJobs returns the manager of jobs. A folder or the launcher keeps them.
 func (g *Gateway) newJobs() (*jobs.Manager, error) {
-	keeper, ok := g.opts.Launcher.(launcher.RecordKeeper)
+	var keeper launcher.RecordKeeper = g.opts.Launcher
 	if dir := g.opts.Jobs.Dir; dir != "" {
 		records, err := folder.Open(dir)
 		if err != nil {
 			return nil, kernels.WrongOption("Jobs", "the folder of jobs: %v", err)
 		}
-		keeper, ok = records, true
-	}
-	if !ok {
-		return nil, nil
+		keeper = records
 	}
 	m := jobs.New(keeper, jobs.KernelsOf(g.kernels, g.dialJob), g.opts.Jobs, g.opts.Log)
 	m.Observe(g.metrics)
@@ -87,9 +84,6 @@ func (js *jobRoutes) addGPUSeconds(ctx context.Context, list []jobs.Job) {
 
 // jobStates returns how many jobs are in each state, or nil if that is not known.
 func (g *Gateway) jobStates() map[string]int {
-	if g.jobs.manager == nil {
-		return nil
-	}
 	known, ok := g.jobs.manager.States()
 	if !ok {
 		return nil
@@ -103,15 +97,11 @@ func (g *Gateway) jobStates() map[string]int {
 
 // RunJobs runs jobs until ctx ends, and returns when its goroutines have ended. The running cells go on. Another
 // gateway, or this one after its next start, takes the jobs.
-func (g *Gateway) RunJobs(ctx context.Context) {
-	if g.jobs.manager != nil {
-		g.jobs.manager.Run(ctx)
-	}
-}
+func (g *Gateway) RunJobs(ctx context.Context) { g.jobs.manager.Run(ctx) }
 
 // jobRoutes are the routes of jobs and of their definitions. Its fields are fixed.
 type jobRoutes struct {
-	manager  *jobs.Manager // nil: this gateway runs no jobs
+	manager  *jobs.Manager
 	kernels  *kernels.Service
 	launcher launcher.Launcher
 	specs    kernels.Specs
@@ -119,14 +109,6 @@ type jobRoutes struct {
 	waits    *connections // clients that wait for a job
 	base     string
 	log      *slog.Logger
-}
-
-// needJobs returns the manager of jobs.
-func (js *jobRoutes) needJobs() (*jobs.Manager, error) {
-	if js.manager == nil {
-		return nil, refuse(http.StatusNotImplemented, "This gateway runs no jobs.")
-	}
-	return js.manager, nil
 }
 
 const noJob = "The job does not exist."
@@ -171,30 +153,18 @@ func (js *jobRoutes) submitJob(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	job, created, err := js.submit(r, body)
+	sub, err := js.submission(r, body)
 	if err != nil {
 		return err
+	}
+	job, created, err := js.manager.Submit(r.Context(), sub)
+	if err != nil {
+		return jobProblem(err)
 	}
 	return js.answerMade(w, created, "/api/jobs/"+job.ID, job)
 }
 
-// submit makes a job of a body. created is false if an earlier request with its token has made the job.
-func (js *jobRoutes) submit(r *call, body object) (job jobs.Job, created bool, err error) {
-	manager, err := js.needJobs()
-	if err != nil {
-		return job, false, err
-	}
-	sub, err := js.submission(r, body)
-	if err != nil {
-		return job, false, err
-	}
-	if job, created, err = manager.Submit(r.Context(), sub); err != nil {
-		return job, false, jobProblem(err)
-	}
-	return job, created, nil
-}
-
-// answerMade answers a POST with what it has made, or with what an earlier one had made.
+// answerMade answers a POST with what it has made, or with what an earlier one with the same token had made.
 func (js *jobRoutes) answerMade(w http.ResponseWriter, created bool, path string, made any) error {
 	status := http.StatusOK
 	if created {
@@ -284,10 +254,6 @@ func (js *jobRoutes) jobStart(r *call, body object, spec string, sub *jobs.Submi
 
 // listJobs answers with the caller's jobs, or all for an admin, the oldest first.
 func (js *jobRoutes) listJobs(w http.ResponseWriter, r *call) error {
-	manager, err := js.needJobs()
-	if err != nil {
-		return err
-	}
 	states, name, definition := r.URL.Query()["state"], r.URL.Query().Get("name"), r.URL.Query().Get("definition")
 	for _, state := range states {
 		switch jobs.State(state) {
@@ -297,7 +263,7 @@ func (js *jobRoutes) listJobs(w http.ResponseWriter, r *call) error {
 				"or stopped.")
 		}
 	}
-	list, err := manager.List(r.Context(), func(j *jobs.Job) bool {
+	list, err := js.manager.List(r.Context(), func(j *jobs.Job) bool {
 		return r.Who.Owns(j.Owner) && strings.HasPrefix(j.Name, name) && (definition == "" || j.Definition == definition) &&
 			(len(states) == 0 || slices.Contains(states, string(j.State)))
 	})
@@ -309,24 +275,20 @@ func (js *jobRoutes) listJobs(w http.ResponseWriter, r *call) error {
 }
 
 // jobOf returns the job of the path, if the caller owns it. Another user's job does not exist for the caller.
-func (js *jobRoutes) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
-	manager, err := js.needJobs()
-	if err != nil {
-		return nil, jobs.Job{}, err
-	}
-	job, err := manager.Get(r.Context(), r.PathValue("job"))
+func (js *jobRoutes) jobOf(r *call) (jobs.Job, error) {
+	job, err := js.manager.Get(r.Context(), r.PathValue("job"))
 	switch {
 	case err != nil:
-		return nil, jobs.Job{}, jobProblem(err)
+		return job, jobProblem(err)
 	case !r.Who.Owns(job.Owner):
-		return nil, jobs.Job{}, refuse(http.StatusNotFound, noJob).by(kernels.AccessCheck)
+		return job, refuse(http.StatusNotFound, noJob).by(kernels.AccessCheck)
 	}
 	r.Spec = job.Kernelspec
-	return manager, job, nil
+	return job, nil
 }
 
 func (js *jobRoutes) getJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := js.jobOf(r)
+	job, err := js.jobOf(r)
 	if err != nil {
 		return err
 	}
@@ -339,7 +301,7 @@ func (js *jobRoutes) getJob(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	if wait > 0 && version == r.URL.Query().Get("after") && !job.State.Final() {
-		if job, err = js.awaitJob(w, r, manager, job.ID, version, wait); err != nil {
+		if job, err = js.awaitJob(w, r, job.ID, version, wait); err != nil {
 			return err
 		}
 		if version, err = jobVersion(&job); err != nil {
@@ -380,7 +342,7 @@ func jobVersion(job *jobs.Job) (string, error) {
 // awaitJob returns a job when it has another version than the client knows, or after a time. A client that waits counts
 // as a connection of its user.
 func (js *jobRoutes) awaitJob(
-	w http.ResponseWriter, r *call, manager *jobs.Manager, id, known string, wait time.Duration,
+	w http.ResponseWriter, r *call, id, known string, wait time.Duration,
 ) (jobs.Job, error) {
 	// net/http notices that a client has left only after the request's body was read.
 	if _, err := js.bodies.read(w, r); err != nil {
@@ -394,7 +356,7 @@ func (js *jobRoutes) awaitJob(
 	r.waited = true
 	ctx, cancel := context.WithTimeout(c.Context(), wait)
 	defer cancel()
-	job, err := manager.Await(ctx, id, func(j *jobs.Job) bool {
+	job, err := js.manager.Await(ctx, id, func(j *jobs.Job) bool {
 		version, err := jobVersion(j)
 		return err == nil && version == known
 	})
@@ -409,7 +371,7 @@ func (js *jobRoutes) awaitJob(
 
 // getJobNotebook answers with the notebook as it is now, or with ?source=1 as it was submitted.
 func (js *jobRoutes) getJobNotebook(w http.ResponseWriter, r *call) error {
-	manager, job, err := js.jobOf(r)
+	job, err := js.jobOf(r)
 	if err != nil {
 		return err
 	}
@@ -422,7 +384,7 @@ func (js *jobRoutes) getJobNotebook(w http.ResponseWriter, r *call) error {
 		return refuse(http.StatusBadRequest, "The parameter source is not 1 or 0.")
 	}
 	body := &lateBody{w: w}
-	err = manager.WriteNotebook(r.Context(), body, job.ID, source)
+	err = js.manager.WriteNotebook(r.Context(), body, job.ID, source)
 	switch {
 	case err == nil:
 		return endBody(w)
@@ -455,11 +417,11 @@ func (b *lateBody) Write(p []byte) (int, error) {
 
 // stopJob asks for the end of a job and does not wait for it.
 func (js *jobRoutes) stopJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := js.jobOf(r)
+	job, err := js.jobOf(r)
 	if err != nil {
 		return err
 	}
-	if job, err = manager.Stop(r.Context(), job.ID); err != nil {
+	if job, err = js.manager.Stop(r.Context(), job.ID); err != nil {
 		return jobProblem(err)
 	}
 	return writeJSON(w, http.StatusAccepted, job)
@@ -467,14 +429,14 @@ func (js *jobRoutes) stopJob(w http.ResponseWriter, r *call) error {
 
 // deleteJob removes a job that has ended.
 func (js *jobRoutes) deleteJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := js.jobOf(r)
+	job, err := js.jobOf(r)
 	switch {
 	case errors.Is(err, launcher.ErrRecordDamaged) && r.Who.SeesAll():
 		err = js.manager.RemoveDamaged(r.Context(), r.PathValue("job"))
 	case err != nil:
 		return err
 	default:
-		err = manager.Remove(r.Context(), job.ID)
+		err = js.manager.Remove(r.Context(), job.ID)
 	}
 	if err != nil {
 		return jobProblem(err)

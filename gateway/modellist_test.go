@@ -34,6 +34,10 @@ func (f fixedKernels) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	return f.kernelSet.Kernels(ctx)
 }
 
+func (f fixedKernels) KernelsFor(ctx context.Context, _ string, _ []string) ([]launcher.Kernel, error) {
+	return f.kernelSet.Kernels(ctx)
+}
+
 // kernelSet is all kernels of a launcher.
 type kernelSet struct {
 	kernels atomic.Pointer[[]launcher.Kernel]
@@ -236,6 +240,10 @@ type kernelsAndGPUs struct {
 }
 
 func (k kernelsAndGPUs) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
+	return k.kernelSet.Kernels(ctx)
+}
+
+func (k kernelsAndGPUs) KernelsFor(ctx context.Context, _ string, _ []string) ([]launcher.Kernel, error) {
 	return k.kernelSet.Kernels(ctx)
 }
 

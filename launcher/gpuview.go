@@ -10,7 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// GPUViewer is implemented by launchers that know the GPUs of their machines, and who holds them.
+// GPUViewer knows the GPUs of a launcher's machines, who holds them, and who waits for them. Launchers implement it.
 type GPUViewer interface {
 	// ViewGPUs returns the GPUs of this moment. It makes no request. The caller may change the answer.
 	ViewGPUs(ctx context.Context) (GPUs, error)
@@ -19,10 +19,7 @@ type GPUViewer interface {
 	// numbers are based. A flavor is absent if its number is not known. If none is known yet, rooms is nil and the view is
 	// empty. It makes no request.
 	FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (rooms map[string]GPURoom, view GPUs, err error)
-}
 
-// GPUWaiter is implemented by launchers that know which kernels wait for GPUs that others hold.
-type GPUWaiter interface {
 	// GPUWaits returns the kernels that wait for GPUs, the longest first. It leaves out a kernel if it is not known whose
 	// GPUs that could take. It makes no request.
 	GPUWaits(ctx context.Context) ([]GPUWait, error)
@@ -35,7 +32,7 @@ type GPUWait struct {
 	Holders []string      // kernels: if any one of them ends, the GPUs are enough
 }
 
-// LongestFirst orders waits as GPUWaiter returns them, for slices.SortFunc.
+// LongestFirst orders waits as GPUViewer returns them, for slices.SortFunc.
 func LongestFirst(a, b GPUWait) int {
 	return cmp.Or(cmp.Compare(b.For, a.For), cmp.Compare(a.Kernel, b.Kernel))
 }

@@ -282,6 +282,10 @@ type Launcher interface {
 	// complete, or the error is ErrUnavailable.
 	Kernels(ctx context.Context) ([]Kernel, error)
 
+	// KernelsFor is like Kernels. The list has the kernels that the user owns, and those that their notes share with the
+	// user or with one of the groups. It may have others.
+	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
+
 	// Ended returns the kernels that were culled or died in the last days and were not started again since, the newest
 	// first. Some of them may still be shown as dead.
 	Ended(ctx context.Context) ([]EndedKernel, error)
@@ -327,13 +331,9 @@ type Launcher interface {
 
 	// Close ends every goroutine of the launcher and waits for them. Kernels keep running.
 	Close() error
-}
 
-// ListerForUsers is implemented by launchers that list the kernels of one user at a lower cost than all kernels.
-type ListerForUsers interface {
-	// KernelsFor is like Kernels. The list has the kernels that the user owns, and those that their notes share with the
-	// user or with one of the groups. It may have others.
-	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
+	GPUViewer
+	RecordKeeper
 }
 
 type requestIDKey struct{}

@@ -30,7 +30,7 @@ type Record struct {
 	Settled bool
 }
 
-// RecordKeeper is implemented by launchers that keep records for the gateway. All gateways of a launcher's state
+// RecordKeeper keeps records for the gateway. Launchers implement it. All gateways of a launcher's state
 // directory or cluster see the same records. A record that was created or replaced stays, also if every gateway is
 // killed at that moment. All methods may be called concurrently. An error that is none of the above is
 // ErrUnavailable or ctx's.

@@ -20,13 +20,18 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// fakeLauncher has the kernels that a test gives it. An unexpected call panics.
+// unexpected has the calls that panic.
+type unexpected struct{ launcher.Launcher }
+
+// fakeLauncher has the kernels that a test gives it, and records. An unexpected call panics.
 type fakeLauncher struct {
-	launcher.Launcher
+	unexpected
+	launchertest.MemoryRecords
 	kernels []launcher.Kernel
 	stop    func(ctx context.Context, id string) error
 	dial    func(ctx context.Context) (net.Conn, error)
@@ -34,6 +39,10 @@ type fakeLauncher struct {
 }
 
 func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) { return f.kernels, nil }
+
+func (f *fakeLauncher) KernelsFor(context.Context, string, []string) ([]launcher.Kernel, error) {
+	return f.kernels, nil
+}
 
 func (f *fakeLauncher) Kernel(_ context.Context, id string) (launcher.Kernel, error) {
 	for _, k := range f.kernels {

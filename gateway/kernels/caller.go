@@ -135,11 +135,7 @@ func (s *Service) List(ctx context.Context, who Caller) ([]launcher.Kernel, erro
 	if who.SeesAll() {
 		return s.launcher.Kernels(ctx)
 	}
-	list := s.launcher.Kernels
-	if l, ok := s.launcher.(launcher.ListerForUsers); ok {
-		list = func(ctx context.Context) ([]launcher.Kernel, error) { return l.KernelsFor(ctx, who.Name, who.Groups) }
-	}
-	kernels, err := list(ctx)
+	kernels, err := s.launcher.KernelsFor(ctx, who.Name, who.Groups)
 	return who.visible(kernels), err
 }
 

@@ -15,13 +15,10 @@ import (
 // missingForUsers is what others than admins read about a view that lacks something.
 const missingForUsers = "The view is incomplete; admins see why."
 
-// missingViewer is what the view lacks where the launcher does not know GPUs.
-const missingViewer = "This gateway does not know the GPUs of its machine."
-
 // GPUs returns all GPUs as the caller may see them. An admin sees who holds them, others see totals, their own kernels,
 // and what is kept ready for flavors that they may choose.
 func (s *Service) GPUs(ctx context.Context, who Caller) (gpus.View, error) {
-	view, err := s.viewGPUs(ctx)
+	view, err := s.launcher.ViewGPUs(ctx)
 	if err != nil {
 		return gpus.View{}, err
 	}
@@ -56,15 +53,6 @@ func (s *Service) GPUs(ctx context.Context, who Caller) (gpus.View, error) {
 		answer.Nodes = append(answer.Nodes, node)
 	}
 	return answer, nil
-}
-
-// viewGPUs asks the launcher.
-func (s *Service) viewGPUs(ctx context.Context) (launcher.GPUs, error) {
-	viewer, ok := s.launcher.(launcher.GPUViewer)
-	if !ok {
-		return launcher.GPUs{Missing: []string{missingViewer}}, nil
-	}
-	return viewer.ViewGPUs(ctx)
 }
 
 // amountsOf sums what is held of a pool.

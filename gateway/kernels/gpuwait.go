@@ -36,11 +36,9 @@ type rooms struct {
 	held map[string]heldFlavor       // by flavor
 }
 
-// read returns rooms that are at most roomsTime old. Both are nil if the launcher does not know GPUs, or cannot tell
-// them at present.
+// read returns rooms that are at most roomsTime old. Both are nil if the launcher cannot tell them at present.
 func (r *rooms) read(s *Service) (map[string]launcher.GPURoom, map[string]heldFlavor) {
-	viewer, ok := s.launcher.(launcher.GPUViewer)
-	if !ok || s.opts.Flavors == nil {
+	if s.opts.Flavors == nil {
 		return nil, nil
 	}
 	r.mu.Lock()
@@ -50,7 +48,7 @@ func (r *rooms) read(s *Service) (map[string]launcher.GPURoom, map[string]heldFl
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ReadTime) // for all requests that read it
 	defer cancel()
-	room, view, err := viewer.FlavorRoom(ctx, s.opts.Flavors.List())
+	room, view, err := s.launcher.FlavorRoom(ctx, s.opts.Flavors.List())
 	r.at, r.room, r.held = time.Now(), nil, nil
 	if err != nil {
 		s.log.Warn("it is not known which GPUs are free", logkey.Err, err)

@@ -126,8 +126,7 @@ func (s *Service) Lost(ctx context.Context, id string) (reason string) {
 	return k.Reason
 }
 
-// GPUWaits returns the kernels that have waited for GPUs for as long as their flavor says, the longest first. The list
-// is empty if the launcher does not know who waits.
+// GPUWaits returns the kernels that have waited for GPUs for as long as their flavor says, the longest first.
 func (s *Service) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 	after := map[string]time.Duration{}
 	if s.opts.Flavors != nil {
@@ -137,11 +136,10 @@ func (s *Service) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 			}
 		}
 	}
-	waiter, ok := s.launcher.(launcher.GPUWaiter)
-	if !ok || len(after) == 0 {
+	if len(after) == 0 {
 		return nil, nil
 	}
-	waits, err := waiter.GPUWaits(ctx)
+	waits, err := s.launcher.GPUWaits(ctx)
 	return slices.DeleteFunc(waits, func(w launcher.GPUWait) bool {
 		k, err := s.launcher.Kernel(ctx, w.Kernel)
 		return err != nil || after[k.Flavor] == 0 || w.For < after[k.Flavor] // a kernel that is gone does not wait

@@ -58,7 +58,7 @@ func (l *Launcher) FlavorRoom(_ context.Context, flavors []flavor.Flavor) (
 	return gpuview.Rooms(view, flavors), view, nil
 }
 
-// GPUWaits implements launcher.GPUWaiter. It looks at labels of nodes, and ignores taints and affinities. If the
+// GPUWaits implements launcher.GPUViewer. It looks at labels of nodes, and ignores taints and affinities. If the
 // gateway does not see nodes, a kernel can take the GPUs of another one whose pod selects the same nodes and has at
 // least as many.
 func (l *Launcher) GPUWaits(context.Context) ([]launcher.GPUWait, error) {

@@ -47,7 +47,7 @@ func (l *Launcher) readersOfLocked(k *kernel) []reader {
 	return all
 }
 
-// KernelsFor implements launcher.ListerForUsers.
+// KernelsFor implements launcher.Launcher.
 func (l *Launcher) KernelsFor(ctx context.Context, user string, groups []string) ([]launcher.Kernel, error) {
 	return l.list(ctx, func() []*kernel {
 		l.mu.Lock()

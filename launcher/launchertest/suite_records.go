@@ -13,11 +13,7 @@ import (
 
 // records checks launcher.RecordKeeper with two launchers.
 func (s suite) records(t *testing.T) {
-	a, ok := s.launcher(t).(launcher.RecordKeeper)
-	if !ok {
-		t.Skip("the launcher keeps no records")
-	}
-	Records(t, a, s.launcher(t).(launcher.RecordKeeper))
+	Records(t, s.launcher(t), s.launcher(t))
 }
 
 // Records is the part of the suite about records. Both launchers keep the same records, and none of the kind "test".

@@ -9,7 +9,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 )
 
-// GPUWaits implements launcher.GPUWaiter. It leaves out the kernels of jobs.
+// GPUWaits implements launcher.GPUViewer. It leaves out the kernels of jobs.
 func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 	all := l.lender.People()
 	if len(all) == 0 {

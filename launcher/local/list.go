@@ -8,14 +8,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-var _ launcher.ListerForUsers = (*Launcher)(nil)
-
 // Kernels returns all kernels by creation. Most of them are described from memory, see package changes.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	return l.list(ctx, func(*kernel) bool { return true })
 }
 
-// KernelsFor implements launcher.ListerForUsers.
+// KernelsFor implements launcher.Launcher.
 func (l *Launcher) KernelsFor(ctx context.Context, user string, groups []string) ([]launcher.Kernel, error) {
 	return l.list(ctx, func(k *kernel) bool { return k.rec.Owner == user || k.mayBeSharedLocked(user, groups) })
 }
