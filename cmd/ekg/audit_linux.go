@@ -70,10 +70,10 @@ func (v *server) openAudit() (io.Writer, error) {
 		return nil, fmt.Errorf("%s: %w", v.settings.Place("audit-log"), err)
 	}
 	v.onStop("audit log", func(context.Context) error { return file.Close() })
-	hangups, end, done := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
+	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
-	go func() {
-		defer close(done)
+	v.inBackground(context.Background(), "audit log's signal", func(ctx context.Context) {
+		defer signal.Stop(hangups)
 		for {
 			select {
 			case <-hangups:
@@ -82,16 +82,10 @@ func (v *server) openAudit() (io.Writer, error) {
 				} else {
 					v.log.Info("the audit log was reopened", logkey.File, v.settings.AuditLog)
 				}
-			case <-end:
+			case <-ctx.Done():
 				return
 			}
 		}
-	}()
-	v.onStop("audit log's signal", func(context.Context) error {
-		signal.Stop(hangups)
-		close(end)
-		<-done
-		return nil
 	})
 	return file, nil
 }

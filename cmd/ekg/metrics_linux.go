@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -53,23 +52,7 @@ func (v *server) serveMetrics(ctx context.Context, counters *metrics.Metrics) (<
 		MaxHeaderBytes:    gateway.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(v.log.With(logkey.Component, "metrics").Handler(), slog.LevelWarn),
 	}
-	failed, done := make(chan error, 1), make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			failed <- err
-		}
-	}()
-	v.onStop("metrics", func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, finishScrapes)
-		defer cancel()
-		err := srv.Shutdown(ctx)
-		if errors.Is(err, context.DeadlineExceeded) {
-			err = srv.Close() // a profile may still run
-		}
-		<-done
-		return ignoreClosed(err)
-	})
+	failed := v.answer("metrics", srv, listener, finishScrapes, nil) // a profile may still run
 	url := "http://" + listener.Addr().String() + "/metrics"
 	v.log.Info("metrics are served", logkey.URL, url, logkey.PProf, s.PProf)
 	if v.measured != nil {

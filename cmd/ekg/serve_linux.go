@@ -182,14 +182,7 @@ func (v *server) reapOrphans(pid int) {
 		return
 	}
 	v.reaper = proctree.NewReaper()
-	ctx, stop := context.WithCancel(context.Background())
-	var reaping sync.WaitGroup
-	reaping.Go(func() { v.reaper.Run(ctx) })
-	v.onStop("reaper", func(context.Context) error {
-		stop()
-		reaping.Wait()
-		return nil
-	})
+	v.inBackground(context.Background(), "reaper", v.reaper.Run)
 }
 
 // backend holds what a gateway needs to start and reach kernels.
@@ -306,20 +299,28 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs 
 		ErrorLog:          slog.NewLogLogger(v.log.With(logkey.Component, "http").Handler(), slog.LevelWarn),
 	}
 	srv.RegisterOnShutdown(endLogs)
-	failed := make(chan error, 1)
-	done := make(chan struct{})
+	return v.answer("requests", srv, listener, finishRequests,
+		fmt.Errorf("some requests were unanswered after %v", finishRequests))
+}
+
+// answer answers requests in a goroutine that the registered step waits for. The step gives open requests some time,
+// and returns late if that was not enough. An error that ends serving early is sent on the channel.
+func (v *server) answer(
+	name string, srv *http.Server, listener net.Listener, patience time.Duration, late error,
+) <-chan error {
+	failed, done := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(done)
 		if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			failed <- err
 		}
 	}()
-	v.onStop("requests", func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, finishRequests)
+	v.onStop(name, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		err := srv.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = errors.Join(fmt.Errorf("some requests were unanswered after %v", finishRequests), srv.Close())
+			err = errors.Join(late, srv.Close())
 		}
 		<-done
 		return ignoreClosed(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/client"
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 // readToken returns the required token, or "" if none is required. It also reports whether a gateway generated the
@@ -49,15 +50,7 @@ func makeTokenFile(path string) (string, error) {
 		return "", err
 	}
 	token := hex.EncodeToString(random)
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".token-*") // mode 0600
-	if err != nil {
-		return "", err
-	}
-	_, err = tmp.WriteString(token + "\n")
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Link(tmp.Name(), path) // unlike a rename, it never replaces the winner's file
-	}
-	err = errors.Join(err, os.Remove(tmp.Name()))
+	err := files.Create(path, []byte(token+"\n"))
 	if errors.Is(err, fs.ErrExist) {
 		return client.ReadTokenFile(path)
 	}
