@@ -190,7 +190,7 @@ func TestAccess_Claims(t *testing.T) {
 		g.fake.add(idB, "python3", api.Idle)
 		g.fake.change(func() {
 			g.fake.kernels[idB].Owner = user
-			g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
+			g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", User: user, Path: "b.ipynb"}}
 		})
 		for _, r := range requests {
 			g.do(r[0], r[1], r[2], as(user))

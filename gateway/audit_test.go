@@ -114,7 +114,7 @@ func TestAudit_Users(t *testing.T) {
 	g.fake.add(idB, "python3", api.Idle)
 	g.fake.change(func() {
 		g.fake.kernels[idB].Owner = "bob"
-		g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
+		g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", User: "bob", Path: "b.ipynb"}}
 	})
 	path := "/api/kernels/" + idA
 	claim := `{"name": "python3", "env": {"KERNEL_USERNAME": "root"}}`

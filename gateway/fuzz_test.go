@@ -82,7 +82,7 @@ func (x *fuzzed) restore() {
 		k := x.fake.kernels[idA]
 		k.Owner, k.SharedWith = "ann",
 			[]launcher.Grant{{User: "rita", Right: launcher.Read}, {Group: "team", Right: launcher.Use}}
-		k.Sessions = []launcher.Session{{ID: "s1", Path: "a.ipynb", Type: "notebook"}}
+		k.Sessions = []launcher.Session{{ID: "s1", User: "ann", Path: "a.ipynb", Type: "notebook"}}
 		x.fake.kernels[idB].Owner = "ann"
 		if k.super != nil {
 			k.super.mu.Lock()

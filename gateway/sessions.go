@@ -373,9 +373,6 @@ func (ss *sessions) patchSession(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	s := f.session
-	if !r.Who.Sole {
-		s.User = creator(s, f.kernel.Owner) // the other kernel may have another owner
-	}
 	for _, member := range []struct {
 		to   *string
 		from *string
@@ -428,45 +425,34 @@ func (ss *sessions) moveSession(
 	return ss.answerSession(w, r, http.StatusOK, found{s, to})
 }
 
-// pathLocks makes requests for one path wait for each other. A path has an entry only while a request holds or awaits
-// it.
+// pathLocks makes requests for one path wait for each other. A path has an entry only while a request holds it.
 type pathLocks struct {
 	mu     sync.Mutex
-	byPath map[string]*pathLock // guarded by mu
-}
-
-// pathLock is the lock of one path.
-type pathLock struct {
-	users int           // guarded by pathLocks.mu
-	held  chan struct{} // holds one value while locked
+	byPath map[string]chan struct{} // guarded by mu; closed when the path is unlocked
 }
 
 // lock waits for the path and returns the function that unlocks it.
 func (l *pathLocks) lock(ctx context.Context, path string) (func(), error) {
-	l.mu.Lock()
-	if l.byPath == nil {
-		l.byPath = map[string]*pathLock{}
-	}
-	p := l.byPath[path]
-	if p == nil {
-		p = &pathLock{held: make(chan struct{}, 1)}
-		l.byPath[path] = p
-	}
-	p.users++
-	l.mu.Unlock()
-
-	leave := func() {
+	for {
 		l.mu.Lock()
-		defer l.mu.Unlock()
-		if p.users--; p.users == 0 {
-			delete(l.byPath, path)
+		unlocked, held := l.byPath[path]
+		if !held {
+			unlocked = make(chan struct{})
+			l.byPath[path] = unlocked
 		}
-	}
-	select {
-	case p.held <- struct{}{}:
-		return func() { <-p.held; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
+		l.mu.Unlock()
+		if !held {
+			return func() {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				delete(l.byPath, path)
+				close(unlocked)
+			}, nil
+		}
+		select {
+		case <-unlocked:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 }

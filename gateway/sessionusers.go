@@ -19,19 +19,10 @@ const (
 	maxOtherBytes    = 24 << 10 // of these, as JSON
 )
 
-// creator returns the user who has created a session that is stored with a kernel of owner. Earlier versions of the
-// program did not store it.
-func creator(s launcher.Session, owner string) string {
-	if s.User == "" {
-		return owner
-	}
-	return s.User
-}
-
 // offers reports whether a user may be given the session as the one of its path: the user or the kernel's owner has
 // created it. Otherwise anyone who may use a shared kernel could make its owner's notebooks open in it.
 func (f found) offers(who kernels.Caller) bool {
-	by := creator(f.session, f.kernel.Owner)
+	by := f.session.User
 	return who.Sole || by == f.kernel.Owner || by == who.Owner()
 }
 
@@ -42,11 +33,9 @@ func (f found) shows(who kernels.Caller) bool { return who.Admin || f.offers(who
 // bound is exceeded.
 func withSession(all []launcher.Session, s launcher.Session, owner string) ([]launcher.Session, error) {
 	all = append(without(all, s.ID), s)
-	by := creator(s, owner)
 	var owners, users, others, userBytes, otherBytes int
 	for _, other := range all {
-		user := creator(other, owner)
-		if user == owner {
+		if other.User == owner {
 			owners++
 			continue
 		}
@@ -56,15 +45,15 @@ func withSession(all []launcher.Session, s launcher.Session, owner string) ([]la
 		}
 		others++
 		otherBytes += len(text)
-		if user == by {
+		if other.User == s.User {
 			users++
 			userBytes += len(text)
 		}
 	}
 	switch {
-	case by == owner && owners > maxSessions:
+	case s.User == owner && owners > maxSessions:
 		return nil, refuse(http.StatusConflict, "The kernel has %d sessions already.", maxSessions)
-	case by == owner:
+	case s.User == owner:
 	case users > maxUserSessions || others > maxOtherSessions:
 		return nil, refuse(http.StatusConflict, "The kernel has too many sessions of users who do not own it.")
 	case userBytes > maxUserBytes || otherBytes > maxOtherBytes:

@@ -76,7 +76,7 @@ func (g *userGateway) addShared() *fakeSupervisor {
 		k := g.fake.kernels[idA]
 		k.Owner = "ann"
 		k.SharedWith = []launcher.Grant{{User: "rita", Right: launcher.Read}, {Group: "team", Right: launcher.Use}}
-		k.Sessions = []launcher.Session{{ID: "s1", Path: "a.ipynb", Name: "a", Type: "notebook"}}
+		k.Sessions = []launcher.Session{{ID: "s1", User: "ann", Path: "a.ipynb", Name: "a", Type: "notebook"}}
 	})
 	return super
 }
