@@ -55,113 +55,112 @@ var (
 	requestBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 )
 
+// all and atScrape are the metrics below, in the order of the documentation. A snapshot collects those of atScrape.
+var all, atScrape []Metric
+
+func listed(m Metric) Metric {
+	all = append(all, m)
+	return m
+}
+
+func scraped(m Metric) Metric {
+	atScrape = append(atScrape, m)
+	return listed(m)
+}
+
 // The metrics of a gateway, besides those of the Go runtime and the process.
 var (
-	metricKernels = Metric{"ekg_kernels", "gauge", []string{"spec", "state"}, true,
+	metricKernels = scraped(Metric{"ekg_kernels", "gauge", []string{"spec", "state"}, true,
 		"Kernels by kernelspec and execution state. Dead kernels count for some minutes. The state is unknown if this " +
-			"gateway cannot speak to the kernel's supervisor."}
-	metricGroups = Metric{"ekg_group_kernels", "gauge", []string{"group", "state"}, true,
+			"gateway cannot speak to the kernel's supervisor."})
+	metricGroups = scraped(Metric{"ekg_group_kernels", "gauge", []string{"group", "state"}, true,
 		"Kernels by group of their user. A group counts if the users file has it, or if groups have limits. A kernel may " +
-			"count in several groups."}
-	metricStale = Metric{"ekg_kernels_stale", "gauge", nil, true,
-		"Kernels whose supervisor cannot be reached; the last known state is shown."}
-	metricClients = Metric{"ekg_kernel_clients", "gauge", nil, true,
-		"Websockets, through any gateway, on which a client has sent a message."}
-	metricLogBytes = Metric{"ekg_kernel_log_bytes", "gauge", nil, true,
-		"Bytes that the logs of all kernels hold, in memory and on disk."}
-	metricLogEvicted = Metric{"ekg_kernel_log_evicted_messages_total", "counter", nil, true,
-		"Messages that logs have dropped because their bound was reached."}
-	metricLogLost = Metric{"ekg_kernel_log_lost_messages_total", "counter", nil, true,
-		"Messages that a kernel's log dropped before a client read them; the client got a notice."}
-	metricFailed = Metric{"ekg_supervisor_failures_total", "counter", nil, true,
-		"Supervisors that ended unexpectedly. Others have adopted their kernels."}
-	metricMessages = Metric{"ekg_kernel_messages_total", "counter", []string{"channel", "direction"}, true,
-		"Messages to and from kernels (direction to_kernel, from_kernel)."}
-	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
-		"Bytes of messages to and from kernels: headers, contents and buffers."}
-	metricGPUs = Metric{"ekg_gpus", "gauge", []string{"spec", "flavor"}, true,
-		"GPUs, or slices of one, that kernels hold."}
-	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec", "flavor"}, true,
-		"GPUs held, used or not, times the seconds for which they were held."}
-	metricGPUBusy = Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec", "flavor"}, true,
-		"The part of ekg_gpu_seconds_total in which the GPUs computed, as far as it is measured."}
-	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
-		"Kernels that were culled, by limit: idle, busy or age."}
-	metricWarm = Metric{"ekg_warm_kernels", "gauge", []string{"spec"}, true,
-		"Warm kernels: started before a user asks, they wait for an owner. Only the gateway that keeps them reports them."}
-	metricWarmWanted = Metric{"ekg_warm_kernels_wanted", "gauge", []string{"spec"}, true,
-		"Warm kernels that the kernelspec wants (metadata.ekg.warm). Only the gateway that keeps them reports it."}
-	metricWarmClaims = Metric{"ekg_warm_claims_total", "counter", []string{"spec", "result"}, false,
+			"count in several groups."})
+	metricStale = scraped(Metric{"ekg_kernels_stale", "gauge", nil, true,
+		"Kernels whose supervisor cannot be reached; the last known state is shown."})
+	metricClients = scraped(Metric{"ekg_kernel_clients", "gauge", nil, true,
+		"Websockets, through any gateway, on which a client has sent a message."})
+	metricLogBytes = scraped(Metric{"ekg_kernel_log_bytes", "gauge", nil, true,
+		"Bytes that the logs of all kernels hold, in memory and on disk."})
+	metricLogEvicted = scraped(Metric{"ekg_kernel_log_evicted_messages_total", "counter", nil, true,
+		"Messages that logs have dropped because their bound was reached."})
+	metricLogLost = scraped(Metric{"ekg_kernel_log_lost_messages_total", "counter", nil, true,
+		"Messages that a kernel's log dropped before a client read them; the client got a notice."})
+	metricFailed = scraped(Metric{"ekg_supervisor_failures_total", "counter", nil, true,
+		"Supervisors that ended unexpectedly. Others have adopted their kernels."})
+	metricMessages = scraped(Metric{"ekg_kernel_messages_total", "counter", []string{"channel", "direction"}, true,
+		"Messages to and from kernels (direction to_kernel, from_kernel)."})
+	metricMsgBytes = scraped(Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
+		"Bytes of messages to and from kernels: headers, contents and buffers."})
+	metricGPUs = scraped(Metric{"ekg_gpus", "gauge", []string{"spec", "flavor"}, true,
+		"GPUs, or slices of one, that kernels hold."})
+	metricGPUSeconds = scraped(Metric{"ekg_gpu_seconds_total", "counter", []string{"spec", "flavor"}, true,
+		"GPUs held, used or not, times the seconds for which they were held."})
+	metricGPUBusy = scraped(Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec", "flavor"}, true,
+		"The part of ekg_gpu_seconds_total in which the GPUs computed, as far as it is measured."})
+	metricCulls = scraped(Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
+		"Kernels that were culled, by limit: idle, busy or age."})
+	metricWarm = scraped(Metric{"ekg_warm_kernels", "gauge", []string{"spec"}, true,
+		"Warm kernels: started before a user asks, they wait for an owner. Only the gateway that keeps them reports them."})
+	metricWarmWanted = scraped(Metric{"ekg_warm_kernels_wanted", "gauge", []string{"spec"}, true,
+		"Warm kernels that the kernelspec wants (metadata.ekg.warm). Only the gateway that keeps them reports it."})
+	metricWarmClaims = scraped(Metric{"ekg_warm_claims_total", "counter", []string{"spec", "result"}, false,
 		"Starts by this gateway of kernelspecs with warm kernels, by result: taken; empty if none was left; unfit if the " +
-			"request asks for something else, or limits seem to refuse it; failed."}
-	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
-		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
-	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
+			"request asks for something else, or limits seem to refuse it; failed."})
+	metricWarmGaveWay = scraped(Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
+		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."})
+	metricKeys = scraped(Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Living kernels by the master key of their pod: current or second. It is unknown if it is neither, or if the pod " +
-			"does not say it."}
-	metricJobs = Metric{"ekg_jobs", "gauge", []string{"state"}, true,
-		"Jobs that have not ended, by state; absent while they cannot be read."}
-	metricJobsEnded = Metric{"ekg_jobs_ended_total", "counter", []string{"outcome"}, false,
-		"Jobs that ended while this gateway held them, by outcome: succeeded, failed or stopped."}
-	metricJobWait = Metric{"ekg_job_wait_seconds", "histogram", []string{"flavor"}, false,
-		"Time from the submission of a job until its kernel was up for the first time."}
-	metricJobRun = Metric{"ekg_job_run_seconds", "histogram", []string{"outcome"}, false,
-		"Time for which the last attempt of a job ran, until its kernel was stopped."}
-	metricJobsDue = Metric{"ekg_scheduled_jobs_total", "counter", []string{"result"}, false,
-		"Times of schedules, by result: made if this gateway has made the job, left_out if no job could be made."}
-	metricJobsGaveWay = Metric{"ekg_jobs_gave_way_total", "counter", nil, false,
-		"Jobs that this gateway has chosen to give their GPU to a kernel that waited for one."}
-	metricStart = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
-		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
-	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
+			"does not say it."})
+	metricStart = listed(Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
+		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."})
+	metricStartPhase = listed(Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
 		"Parts of ekg_kernel_start_seconds: admission, scheduled, pulled, started, ready. Each ends with the event of its " +
-			"name."}
-	metricGPUWait = Metric{"ekg_gpu_wait_seconds", "histogram", []string{"flavor"}, false,
-		"Time for which kernels that this gateway has started have waited for their GPUs."}
-	metricFailures = Metric{"ekg_kernel_start_failures_total", "counter", []string{"spec", "reason"}, false,
-		"Kernels that could not be started, or ended before their first answer."}
-	metricRequests = Metric{"ekg_http_requests_total", "counter", []string{"route", "method", "code"}, false,
-		"Answered requests. A websocket counts when it has ended. Code 499 means that the client did not wait."}
-	metricDuration = Metric{"ekg_http_request_seconds", "histogram", []string{"route"}, false,
-		"Time to answer requests, except websockets, logs, and answers that wait for the change of a job."}
-	metricWebsockets = Metric{"ekg_websockets", "gauge", nil, false, "Websockets that this gateway carries."}
-	metricOpened     = Metric{"ekg_websockets_opened_total", "counter", nil, false,
-		"Websockets that this gateway has accepted."}
-	metricWSBytes = Metric{"ekg_websocket_bytes_total", "counter", []string{"direction"}, false,
-		"Bytes on websockets (direction from_client, to_client)."}
-	metricLobby = Metric{"ekg_lobby_bytes", "gauge", nil, false,
-		"Bytes held for kernels that have no supervisor yet."}
-	metricLogReaders = Metric{"ekg_log_readers", "gauge", nil, false,
-		"Clients that read a kernel's log through this gateway."}
-	metricReady        = Metric{"ekg_ready", "gauge", nil, false, "1 while /readyz answers 200, else 0."}
-	metricKubeRequests = Metric{"ekg_kube_requests_total", "counter", []string{"verb", "resource", "code"}, false,
-		"Requests to the Kubernetes API server; code 0 means no answer."}
-	metricKubeRequestTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
-		"Time until the Kubernetes API server has begun to answer."}
-	metricKubeWait = Metric{"ekg_kube_limiter_seconds", "histogram", []string{"client"}, false,
+			"name."})
+	metricGPUWait = listed(Metric{"ekg_gpu_wait_seconds", "histogram", []string{"flavor"}, false,
+		"Time for which kernels that this gateway has started have waited for their GPUs."})
+	metricFailures = listed(Metric{"ekg_kernel_start_failures_total", "counter", []string{"spec", "reason"}, false,
+		"Kernels that could not be started, or ended before their first answer."})
+	metricJobs = scraped(Metric{"ekg_jobs", "gauge", []string{"state"}, true,
+		"Jobs that have not ended, by state; absent while they cannot be read."})
+	metricJobsEnded = listed(Metric{"ekg_jobs_ended_total", "counter", []string{"outcome"}, false,
+		"Jobs that ended while this gateway held them, by outcome: succeeded, failed or stopped."})
+	metricJobWait = listed(Metric{"ekg_job_wait_seconds", "histogram", []string{"flavor"}, false,
+		"Time from the submission of a job until its kernel was up for the first time."})
+	metricJobRun = listed(Metric{"ekg_job_run_seconds", "histogram", []string{"outcome"}, false,
+		"Time for which the last attempt of a job ran, until its kernel was stopped."})
+	metricJobsDue = listed(Metric{"ekg_scheduled_jobs_total", "counter", []string{"result"}, false,
+		"Times of schedules, by result: made if this gateway has made the job, left_out if no job could be made."})
+	metricJobsGaveWay = listed(Metric{"ekg_jobs_gave_way_total", "counter", nil, false,
+		"Jobs that this gateway has chosen to give their GPU to a kernel that waited for one."})
+	metricRequests = listed(Metric{"ekg_http_requests_total", "counter", []string{"route", "method", "code"}, false,
+		"Answered requests. A websocket counts when it has ended. Code 499 means that the client did not wait."})
+	metricDuration = listed(Metric{"ekg_http_request_seconds", "histogram", []string{"route"}, false,
+		"Time to answer requests, except websockets, logs, and answers that wait for the change of a job."})
+	metricWebsockets = scraped(Metric{"ekg_websockets", "gauge", nil, false, "Websockets that this gateway carries."})
+	metricOpened     = listed(Metric{"ekg_websockets_opened_total", "counter", nil, false,
+		"Websockets that this gateway has accepted."})
+	metricWSBytes = scraped(Metric{"ekg_websocket_bytes_total", "counter", []string{"direction"}, false,
+		"Bytes on websockets (direction from_client, to_client)."})
+	metricLobby = scraped(Metric{"ekg_lobby_bytes", "gauge", nil, false,
+		"Bytes held for kernels that have no supervisor yet."})
+	metricLogReaders = scraped(Metric{"ekg_log_readers", "gauge", nil, false,
+		"Clients that read a kernel's log through this gateway."})
+	metricReady        = scraped(Metric{"ekg_ready", "gauge", nil, false, "1 while /readyz answers 200, else 0."})
+	metricKubeRequests = listed(Metric{"ekg_kube_requests_total", "counter", []string{"verb", "resource", "code"}, false,
+		"Requests to the Kubernetes API server; code 0 means no answer."})
+	metricKubeRequestTime = listed(Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
+		"Time until the Kubernetes API server has begun to answer."})
+	metricKubeWait = listed(Metric{"ekg_kube_limiter_seconds", "histogram", []string{"client"}, false,
 		"Time for which requests to the Kubernetes API server have waited because of its rate. Requests for leases have " +
-			"a limit of their own."}
-	metricAuditErrors = Metric{"ekg_audit_failures_total", "counter", nil, false,
-		"Entries that could not be written to the audit log."}
-	metricBuild = Metric{"ekg_build_info", "gauge", []string{"version", "goversion"}, false, "Always 1."}
+			"a limit of their own."})
+	metricAuditErrors = listed(Metric{"ekg_audit_failures_total", "counter", nil, false,
+		"Entries that could not be written to the audit log."})
+	metricBuild = listed(Metric{"ekg_build_info", "gauge", []string{"version", "goversion"}, false, "Always 1."})
 )
 
 // List returns all metrics of a gateway, in the order of the documentation.
-func List() []Metric {
-	return []Metric{
-		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
-		metricFailed, metricMessages, metricMsgBytes,
-		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
-		metricWarmClaims, metricWarmGaveWay, metricKeys, metricStart, metricStartPhase,
-		metricGPUWait,
-		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricJobsGaveWay,
-		metricRequests,
-		metricDuration,
-		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
-		metricKubeRequestTime, metricKubeWait,
-		metricAuditErrors, metricBuild,
-	}
-}
+func List() []Metric { return slices.Clone(all) }
 
 // Metrics has the counters of one gateway. It is made before the launcher, whose Observer it is. It may be used
 // concurrently.

@@ -32,15 +32,7 @@ type snapshot struct {
 
 func newSnapshot(m *Metrics, from Source) *snapshot {
 	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
-	for _, d := range []Metric{
-		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
-		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay,
-		metricKeys, metricJobs,
-		metricWebsockets,
-		metricWSBytes,
-		metricLobby, metricLogReaders, metricReady,
-	} {
+	for _, d := range atScrape {
 		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
 	return s
