@@ -1,6 +1,7 @@
 package notebook
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,11 +96,7 @@ func code(kernelName, languageName string, parameters []Parameter) (string, erro
 	var b strings.Builder
 	fmt.Fprintln(&b, l.comment("Parameters"))
 	for _, p := range parameters {
-		v, err := parseValue(p.Value)
-		if err != nil {
-			return "", invalid("parameter %.80q: %v", p.Name, err)
-		}
-		text, err := l.value(v)
+		text, err := l.value(p.Value, 0)
 		if err != nil {
 			return "", invalid("parameter %.80q: %v", p.Name, err)
 		}
@@ -108,7 +105,31 @@ func code(kernelName, languageName string, parameters []Parameter) (string, erro
 	return b.String(), nil
 }
 
-func (l *language) value(v any) (string, error) {
+// maxParameterDepth bounds how deep a parameter's lists and maps are nested.
+const maxParameterDepth = 50
+
+// value writes a JSON value, which is depth lists and maps deep.
+func (l *language) value(raw json.RawMessage, depth int) (string, error) {
+	if depth > maxParameterDepth {
+		return "", fmt.Errorf("it is nested more than %d times", maxParameterDepth)
+	}
+	if isList(raw) {
+		var list []json.RawMessage
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return "", err
+		}
+		texts, err := l.values(list, depth+1)
+		return l.list[0] + strings.Join(texts, l.list[1]) + l.list[2], err
+	}
+	if o, err := parseObject(raw); err == nil {
+		return l.dictionary(o, depth+1)
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return "", err
+	}
 	switch v := v.(type) {
 	case nil:
 		if l.noNone {
@@ -124,19 +145,14 @@ func (l *language) value(v any) (string, error) {
 		return l.text(v), nil
 	case json.Number:
 		return l.number(string(v)), nil
-	case []any:
-		list, err := l.values(v)
-		return l.list[0] + strings.Join(list, l.list[1]) + l.list[2], err
-	case entries:
-		return l.dictionary(v)
 	}
 	return "", fmt.Errorf("it is a %T", v)
 }
 
-func (l *language) values(list []any) ([]string, error) {
+func (l *language) values(list []json.RawMessage, depth int) ([]string, error) {
 	texts := make([]string, len(list))
 	for i, v := range list {
-		text, err := l.value(v)
+		text, err := l.value(v, depth)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +161,7 @@ func (l *language) values(list []any) ([]string, error) {
 	return texts, nil
 }
 
-func (l *language) dictionary(list entries) (string, error) {
+func (l *language) dictionary(o *object, depth int) (string, error) {
 	if l.pairs == nil {
 		return "", errors.New("the kernel's language has no maps")
 	}
@@ -153,11 +169,11 @@ func (l *language) dictionary(list entries) (string, error) {
 	if l.mapKey != nil {
 		key = l.mapKey
 	}
-	keys, values := make([]string, len(list)), make([]any, len(list))
-	for i, e := range list {
-		keys[i], values[i] = key(e.key), e.value
+	keys, values := make([]string, len(o.keys)), make([]json.RawMessage, len(o.keys))
+	for i, name := range o.keys {
+		keys[i], values[i] = key(name), o.values[name]
 	}
-	texts, err := l.values(values)
+	texts, err := l.values(values, depth)
 	return l.pairs(keys, texts), err
 }
 
