@@ -3,7 +3,6 @@ package jobs
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -55,8 +54,6 @@ type view struct {
 	jobs map[string]Brief  // by id
 	in   map[string]string // by kernel: the job's id
 
-	some atomic.Bool // in has a kernel; changed with mu held, and read without it by lists of all kernels
-
 	awaited map[string]chan struct{} // by job: closed when the job is seen to have changed
 }
 
@@ -84,7 +81,6 @@ func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
 		}
 	}
 	v.at, v.jobs, v.in = time.Now(), jobs, in
-	v.some.Store(len(in) > 0)
 }
 
 // changes returns a channel for an open job. The channel is closed when this gateway sees that the job has changed.
@@ -112,7 +108,6 @@ func (v *view) wakeLocked(id string) {
 func (v *view) note(job Brief) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	defer func() { v.some.Store(len(v.in) > 0) }()
 	if v.jobs == nil {
 		v.jobs, v.in = map[string]Brief{}, map[string]string{}
 	}
@@ -136,16 +131,9 @@ func (v *view) note(job Brief) {
 // KernelJob returns the job that has a kernel, as this gateway knows it. It reads no records, and may be some seconds
 // old.
 func (m *Manager) KernelJob(kernel string) (job Brief, there bool) {
-	if !m.view.some.Load() {
-		return Brief{}, false
-	}
 	m.view.mu.RLock()
 	defer m.view.mu.RUnlock()
-	id, there := m.view.in[kernel]
-	if !there {
-		return Brief{}, false
-	}
-	job, there = m.view.jobs[id]
+	job, there = m.view.jobs[m.view.in[kernel]]
 	return job, there
 }
 
