@@ -100,23 +100,28 @@ func withFlavor(spec kernelspecs.Spec, f *flavor.Flavor) kernelspecs.Spec {
 	return spec
 }
 
-// splitFlavored returns the kernelspec and the flavor of a name that withFlavor has made. ok is false for other names.
-func (s *Service) splitFlavored(name string) (spec kernelspecs.Spec, f flavor.Flavor, ok bool) {
+// split returns the kernelspec of a name that shownWithProfile or withFlavor has made: with its profile, or beside its
+// flavor. ok is false for other names. The spec has its own name.
+func (s *Service) split(name string) (spec kernelspecs.Spec, f *flavor.Flavor, ok bool) {
 	at := strings.LastIndex(name, flavorSeparator)
-	if s.opts.Flavors == nil || at < 0 {
-		return spec, f, false
+	if at < 0 {
+		return spec, nil, false
 	}
-	spec, ok = s.opts.Specs.Get(name[:at])
-	if !ok || hasFlavor(spec) {
-		return spec, f, false
+	if spec, ok = s.opts.Specs.Get(name[:at]); !ok {
+		return spec, nil, false
 	}
 	wanted := strings.ToLower(name[at+len(flavorSeparator):])
-	for _, f := range s.opts.Flavors.List() {
-		if f.Name == wanted {
-			return spec, f, true
+	if with, ok, err := spec.WithProfile(wanted); ok && err == nil {
+		return with, nil, true
+	}
+	if s.opts.Flavors != nil && !hasFlavor(spec) {
+		for _, f := range s.opts.Flavors.List() {
+			if f.Name == wanted {
+				return spec, &f, true
+			}
 		}
 	}
-	return spec, f, false
+	return spec, nil, false
 }
 
 // SpecName returns the name under which a front end finds the kernelspec of a kernel.

@@ -25,21 +25,6 @@ func shownWithProfile(spec kernelspecs.Spec) kernelspecs.Spec {
 	return spec
 }
 
-// splitProfiled returns the kernelspec with its profile for a name that shownWithProfile has made. ok is false for
-// other names. The spec has its own name.
-func (s *Service) splitProfiled(name string) (kernelspecs.Spec, bool) {
-	at := strings.LastIndex(name, flavorSeparator)
-	if at < 0 {
-		return kernelspecs.Spec{}, false
-	}
-	spec, ok := s.opts.Specs.Get(name[:at])
-	if !ok {
-		return spec, false
-	}
-	with, ok, err := spec.WithProfile(strings.ToLower(name[at+len(flavorSeparator):]))
-	return with, ok && err == nil
-}
-
 // chooseProfile applies the profile that the client's variable names. A kernelspec without profiles ignores the
 // variable, which a Jupyter server sets for all its kernels. A profile by the kernelspec's name overrides it.
 func chooseProfile(req *launcher.Request) error {

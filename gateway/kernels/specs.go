@@ -21,13 +21,10 @@ func (s *Service) chooseSpec(who Caller, req *launcher.Request, name string) (er
 		req.Spec, err = s.spec(name)
 		return err
 	}
-	if spec, ok := s.splitProfiled(name); ok {
-		req.Spec = spec
-		return nil
-	}
-	if spec, f, ok := s.splitFlavored(name); ok {
-		req.Spec = spec
-		req.Env[flavorVariable] = f.Name
+	if spec, f, ok := s.split(name); ok {
+		if req.Spec = spec; f != nil {
+			req.Env[flavorVariable] = f.Name
+		}
 		return nil
 	}
 	req.Spec, err = s.spec(name)
@@ -124,12 +121,12 @@ func (s *Service) shownSpec(who Caller, name string) (kernelspecs.Spec, bool) {
 	if spec, ok := s.opts.Specs.Get(name); ok {
 		return spec, true
 	}
-	if spec, ok := s.splitProfiled(name); ok {
+	spec, f, ok := s.split(name)
+	switch {
+	case ok && f == nil:
 		return shownWithProfile(spec), true
-	}
-	spec, f, ok := s.splitFlavored(name)
-	if !ok || !mayChoose(who, &f) {
+	case !ok || !mayChoose(who, f):
 		return kernelspecs.Spec{}, false
 	}
-	return withFlavor(spec, &f), true
+	return withFlavor(spec, f), true
 }
