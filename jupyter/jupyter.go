@@ -119,7 +119,7 @@ func ParseHeader(raw []byte) (Header, error) {
 		case "msg_id":
 			h.MsgID = string(s)
 		case "msg_type":
-			h.MsgType = internType(s)
+			h.MsgType = string(s)
 		case "session":
 			h.Session = string(s)
 		case "subshell_id":
@@ -127,42 +127,6 @@ func ParseHeader(raw []byte) (Header, error) {
 		}
 	})
 	return h, err
-}
-
-// internType converts a message type to a string. It avoids an allocation for the most frequent types.
-func internType(s []byte) string {
-	switch string(s) {
-	case "status":
-		return "status"
-	case "stream":
-		return "stream"
-	case "display_data":
-		return "display_data"
-	case "update_display_data":
-		return "update_display_data"
-	case "execute_input":
-		return "execute_input"
-	case "execute_request":
-		return "execute_request"
-	case "execute_reply":
-		return "execute_reply"
-	case "comm_msg":
-		return "comm_msg"
-	}
-	return string(s)
-}
-
-// MsgType returns the msg_type of a header, or "".
-func MsgType(header []byte) string {
-	var t string
-	if err := scanObject(header, func(key, value []byte) {
-		if string(key) == "msg_type" && len(value) >= 2 && value[0] == '"' {
-			t = internType(value[1 : len(value)-1])
-		}
-	}); err != nil {
-		return ""
-	}
-	return t
 }
 
 // IDAndType returns the msg_id and the msg_type of a header. The msg_id shares the header's memory. Both are empty if
@@ -176,7 +140,7 @@ func IDAndType(header []byte) (id []byte, msgType string) {
 		case "msg_id":
 			id = value[1 : len(value)-1]
 		case "msg_type":
-			msgType = internType(value[1 : len(value)-1])
+			msgType = string(value[1 : len(value)-1])
 		}
 	}); err != nil {
 		return nil, ""

@@ -100,7 +100,7 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, binaryFrame, err := EncodeLegacy(&m, true)
+	ours, binaryFrame, err := AppendLegacy(nil, &m, true)
 	if err != nil || !binaryFrame {
 		t.Fatal(binaryFrame, err)
 	}
@@ -138,7 +138,7 @@ func mustJSON(t *testing.T, v any) []byte {
 
 func TestLegacy_textHasWhatClientsReadAtTopLevel(t *testing.T) {
 	m := New(IOPub, "stream", "s", nil, map[string]string{"text": "x"})
-	b, binaryFrame, err := EncodeLegacy(&m, true)
+	b, binaryFrame, err := AppendLegacy(nil, &m, true)
 	if err != nil || binaryFrame {
 		t.Fatal(binaryFrame, err)
 	}
@@ -161,7 +161,7 @@ func TestLegacy_textHasWhatClientsReadAtTopLevel(t *testing.T) {
 func TestLegacy_textIsAlwaysUTF8(t *testing.T) {
 	m := New(IOPub, "stream", "s", nil, struct{}{})
 	m.Content = []byte("{\"text\":\"a\xffb\"}")
-	b, _, err := EncodeLegacy(&m, true)
+	b, _, err := AppendLegacy(nil, &m, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestLegacy_kernelCannotWriteOutsideItsPart(t *testing.T) {
 	for _, content := range []string{`{},"channel":"shell"`, `{"a":1}}`, `[],"x":1`, ``, `{"a":"`, `{"a"`} {
 		m := New(IOPub, "stream", "s", nil, struct{}{})
 		m.Content = []byte(content)
-		if b, _, err := EncodeLegacy(&m, true); !errors.Is(err, ErrMalformed) {
+		if b, _, err := AppendLegacy(nil, &m, true); !errors.Is(err, ErrMalformed) {
 			t.Errorf("content %q became %s, %v", content, b, err)
 		}
 	}
@@ -343,7 +343,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("our own frame: %v", err)
 		}
 		wantSame(t, &again, &m)
-		frame, binaryFrame, err := EncodeLegacy(&m, true)
+		frame, binaryFrame, err := AppendLegacy(nil, &m, true)
 		if err != nil {
 			return // v1 carries parts that are no objects
 		}
@@ -365,7 +365,7 @@ func FuzzParseFrames(f *testing.F) {
 		m, err := ParseFrames(IOPub, bytes.Split(data, []byte{0}), NewSigner(nil))
 		if err == nil {
 			_, _ = ParseHeader(m.Parent)
-			_, _, _ = EncodeLegacy(&m, true)
+			_, _, _ = AppendLegacy(nil, &m, true)
 		}
 	})
 }
@@ -379,7 +379,7 @@ func BenchmarkPath(b *testing.B) {
 	}{
 		{"v1", func(m *Message) { EncodeV1(m) }},
 		{"legacy", func(m *Message) {
-			if _, _, err := EncodeLegacy(m, true); err != nil {
+			if _, _, err := AppendLegacy(nil, m, true); err != nil {
 				b.Fatal(err)
 			}
 		}},
@@ -408,7 +408,7 @@ func TestDecode_tooManyBuffers(t *testing.T) {
 		if _, err := DecodeV1(EncodeV1(&m)); (err == nil) != ok {
 			t.Errorf("v1 with %d buffers: %v", n, err)
 		}
-		frame, _, err := EncodeLegacy(&m, true)
+		frame, _, err := AppendLegacy(nil, &m, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -424,7 +424,7 @@ func TestEncodeLegacy_AnyValue(t *testing.T) {
 	for _, part := range []string{"null", "[1]", `"text"`, " 1.5e3 ", "true", "{}"} {
 		m := Message{Channel: Shell, Header: []byte(`{"msg_id":"a"}`), Parent: []byte(part), Metadata: []byte(part),
 			Content: []byte(part)}
-		frame, _, err := EncodeLegacy(&m, true)
+		frame, _, err := AppendLegacy(nil, &m, true)
 		var got map[string]any
 		if err != nil || json.Unmarshal(frame, &got) != nil || fmt.Sprint(got["metadata"]) != fmt.Sprint(got["content"]) {
 			t.Errorf("%s: %s, %v", part, frame, err)
@@ -432,7 +432,7 @@ func TestEncodeLegacy_AnyValue(t *testing.T) {
 	}
 	for _, part := range []string{"", " ", "{", `{"a":1`, "1 2", "null}", "[1", `"a`, `{"a":1},"content":{}`} {
 		m := Message{Channel: Shell, Header: []byte(`{}`), Parent: []byte("{}"), Metadata: []byte(part), Content: []byte("{}")}
-		if frame, _, err := EncodeLegacy(&m, true); !errors.Is(err, ErrMalformed) {
+		if frame, _, err := AppendLegacy(nil, &m, true); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%q: %s, %v", part, frame, err)
 		}
 	}

@@ -118,18 +118,13 @@ func DecodeV1(frame []byte) (Message, error) {
 	return m, nil
 }
 
-// EncodeLegacy returns the message in the default framing: a text frame, or a binary one if it has buffers and
+// AppendLegacy appends the message in the default framing: a text frame, or a binary one if it has buffers and
 // withBuffers is true. Without withBuffers the buffers are left out. Text is always valid UTF-8, since a browser closes
 // the connection after anything else.
 //
 //	0      n, the number of parts: 1 + number of buffers
 //	4      n offsets from the start of the frame
 //	o[0]   the JSON object as in a text frame, then the buffers
-func EncodeLegacy(m *Message, withBuffers bool) (frame []byte, binaryFrame bool, err error) {
-	return AppendLegacy(make([]byte, 0, legacyOverhead+legacyWord*len(m.Buffers)+m.Size()), m, withBuffers)
-}
-
-// AppendLegacy appends the message in the default framing; see EncodeLegacy.
 func AppendLegacy(b []byte, m *Message, withBuffers bool) (frame []byte, binaryFrame bool, err error) {
 	start := len(b)
 	b, tail, binaryFrame, err := appendLegacyHead(b, m, withBuffers)
@@ -152,7 +147,7 @@ func AppendLegacy(b []byte, m *Message, withBuffers bool) (frame []byte, binaryF
 // replacement is written for bytes that are not UTF-8.
 var replacement = []byte("\uFFFD")
 
-// SplitLegacy returns the frame of EncodeLegacy in parts. Content and buffers are not copied if the content is UTF-8.
+// SplitLegacy returns the frame of AppendLegacy in parts. Content and buffers are not copied if the content is UTF-8.
 func SplitLegacy(m *Message, withBuffers bool) (parts [][]byte, binaryFrame bool, err error) {
 	head, tail, binaryFrame, err := appendLegacyHead(nil, m, withBuffers)
 	if err != nil {
@@ -174,35 +169,14 @@ func SplitLegacy(m *Message, withBuffers bool) (parts [][]byte, binaryFrame bool
 // legacyOverhead is the space for member names, and for msg_id and msg_type, which are written twice.
 const legacyOverhead = 320
 
-// legacyTail returns what follows the content of a message in the default framing.
-func legacyTail(c Channel, noBuffers bool) string {
-	if c < Shell || c > IOPub {
-		c = 0
-	}
-	if noBuffers {
-		return legacyTextTails[c]
-	}
-	return legacyTails[c]
-}
-
-// legacyTails and legacyTextTails have the results of legacyTail by channel. No client gets a message without a
-// channel.
-var legacyTails, legacyTextTails = func() (tails, text [IOPub + 1]string) {
-	for c := range tails {
-		tails[c] = `,"channel":"` + Channel(c).String() + `"}`
-		text[c] = `,"buffers":[]` + tails[c]
-	}
-	return tails, text
-}()
-
 // appendLegacyHead appends a frame of the default framing, up to the content. The tail and the buffers follow the
 // content.
 func appendLegacyHead(b []byte, m *Message, withBuffers bool) (_ []byte, tail string, binaryFrame bool, err error) {
 	if len(m.Buffers) == 0 || !withBuffers {
 		b, err = appendLegacyJSON(b, m)
-		return b, legacyTail(m.Channel, true), false, err
+		return b, `,"buffers":[],"channel":"` + m.Channel.String() + `"}`, false, err
 	}
-	tail = legacyTail(m.Channel, false)
+	tail = `,"channel":"` + m.Channel.String() + `"}`
 	n := 1 + len(m.Buffers)
 	start, from := legacyWord*(n+1), len(b)
 	if size := uint64(start) + legacyOverhead + uint64(m.Size()); size > 1<<32-1 {

@@ -50,7 +50,7 @@ func (c *client) request(channel jupyter.Channel, msgType, id string, content an
 	if c.Subprotocol() != "" {
 		return websocket.BinaryMessage, jupyter.EncodeV1(&m)
 	}
-	frame, _, err := jupyter.EncodeLegacy(&m, false)
+	frame, _, err := jupyter.AppendLegacy(nil, &m, false)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func (c *client) receive() received {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	h := received{channel: m.Channel.String(), msgType: jupyter.MsgType(m.Header),
+	h := received{channel: m.Channel.String(), msgType: jupyter.StringField(m.Header, "msg_type"),
 		parent: jupyter.StringField(m.Parent, "msg_id")}
 	if err := json.Unmarshal(m.Content, &h.content); err != nil {
 		c.t.Fatal(err)

@@ -24,7 +24,7 @@ func TestDisplay_Show(t *testing.T) {
 		if !changed {
 			continue
 		}
-		if got := jupyter.MsgType(m.Header); got != step.msgType || !strings.Contains(string(m.Content), step.content) ||
+		if got := jupyter.StringField(m.Header, "msg_type"); got != step.msgType || !strings.Contains(string(m.Content), step.content) ||
 			!strings.Contains(string(m.Content), d.ID) || string(m.Parent) != `{"msg_id":"cell"}` {
 			t.Errorf("%q: %s of %s", step.text, got, m.Content)
 		}
@@ -35,7 +35,7 @@ func TestReply_Type(t *testing.T) {
 	for request, want := range map[string]string{"execute_request": "execute_reply", "x": "x", "_request": "_reply"} {
 		m := notice.Reply(jupyter.Shell, request, "s", nil,
 			notice.Failure{Status: "error", Name: "KernelDied", Reason: "why"})
-		if got := jupyter.MsgType(m.Header); got != want || jupyter.StringField(m.Content, "evalue") != "why" {
+		if got := jupyter.StringField(m.Header, "msg_type"); got != want || jupyter.StringField(m.Content, "evalue") != "why" {
 			t.Errorf("%s: %s of %s", request, got, m.Content)
 		}
 	}
@@ -43,12 +43,12 @@ func TestReply_Type(t *testing.T) {
 
 func TestLeftOut_StillEndsARequest(t *testing.T) {
 	output := jupyter.New(jupyter.IOPub, "display_data", "s", []byte(`{"msg_id":"a"}`), struct{}{})
-	if m := notice.LeftOut(&output, 2, "it is too large"); jupyter.MsgType(m.Header) != "stream" ||
+	if m := notice.LeftOut(&output, 2, "it is too large"); jupyter.StringField(m.Header, "msg_type") != "stream" ||
 		!strings.HasPrefix(jupyter.StringField(m.Content, "text"), "[ekg] A message of type display_data and ") {
 		t.Errorf("output became %s %s", m.Header, m.Content)
 	}
 	reply := jupyter.New(jupyter.Shell, "execute_reply", "s", []byte(`{"msg_id":"a"}`), struct{}{})
-	if m := notice.LeftOut(&reply, 2, "it is too large"); jupyter.MsgType(m.Header) != "execute_reply" ||
+	if m := notice.LeftOut(&reply, 2, "it is too large"); jupyter.StringField(m.Header, "msg_type") != "execute_reply" ||
 		m.Channel != jupyter.Shell ||
 		jupyter.StringField(m.Content, "status") != "error" {
 		t.Errorf("a reply became %s %s", m.Header, m.Content)

@@ -403,7 +403,7 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 		if r == nil {
 			r = s.clients.runningCell() // no known parent: the session whose cell runs
 		}
-		if r != nil && jupyter.MsgType(m.Header) == "input_request" {
+		if r != nil && jupyter.StringField(m.Header, "msg_type") == "input_request" {
 			s.clients.ask(r, *m)
 			return
 		}

@@ -139,7 +139,7 @@ func (i *idling) shown(session string) []string {
 	var all []string
 	for _, e := range entries {
 		m := e.Message
-		if t := jupyter.MsgType(m.Header); t == "display_data" || t == "update_display_data" {
+		if t := jupyter.StringField(m.Header, "msg_type"); t == "display_data" || t == "update_display_data" {
 			all = append(all, t+" "+displayed(got{Message: m}).Data["text/plain"])
 		}
 	}

@@ -139,7 +139,7 @@ func TestSupervisor_LateRequest(t *testing.T) {
 	var said []string
 	for _, e := range entries {
 		if m := e.Message; jupyter.StringField(m.Parent, "msg_id") == "1" {
-			said = append(said, jupyter.MsgType(m.Header)+" "+jupyter.StringField(m.Content, "text")+
+			said = append(said, jupyter.StringField(m.Header, "msg_type")+" "+jupyter.StringField(m.Content, "text")+
 				jupyter.StringField(m.Content, "evalue")+jupyter.StringField(m.Content, "execution_state"))
 		}
 	}

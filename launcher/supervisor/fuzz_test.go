@@ -36,12 +36,12 @@ func FuzzMessage(f *testing.F) {
 		for _, channel := range []jupyter.Channel{jupyter.Shell, jupyter.Control, jupyter.Stdin, jupyter.IOPub} {
 			m := jupyter.New(channel, msgType, "s", nil, map[string]string{"code": "1"})
 			v1 := jupyter.EncodeV1(&m)
-			legacy, _, err := jupyter.EncodeLegacy(&m, false)
+			legacy, _, err := jupyter.AppendLegacy(nil, &m, false)
 			if err != nil {
 				f.Fatal(err)
 			}
 			m.Buffers = [][]byte{{1, 2}, nil, bytes.Repeat([]byte{0xff}, 300)}
-			withBuffers, _, err := jupyter.EncodeLegacy(&m, true)
+			withBuffers, _, err := jupyter.AppendLegacy(nil, &m, true)
 			if err != nil {
 				f.Fatal(err)
 			}

@@ -270,7 +270,7 @@ func (c *client) sendMessage(m *jupyter.Message) {
 	if c.v1 {
 		err = c.ws.WriteMessage(websocket.BinaryMessage, jupyter.EncodeV1(m))
 	} else {
-		data, binary, eerr := jupyter.EncodeLegacy(m, true)
+		data, binary, eerr := jupyter.AppendLegacy(nil, m, true)
 		kind := websocket.TextMessage
 		if binary {
 			kind = websocket.BinaryMessage
@@ -323,7 +323,7 @@ func (c *client) recv() (got, error) {
 		return got{}, err
 	}
 	parent, err := jupyter.ParseHeader(m.Parent)
-	return got{m, jupyter.MsgType(m.Header), parent.MsgID}, err
+	return got{m, jupyter.StringField(m.Header, "msg_type"), parent.MsgID}, err
 }
 
 // collect reads until cond holds for a message and returns all of them.

@@ -108,7 +108,7 @@ func TestSupervisor_ControlFrameWithinMessage(t *testing.T) {
 		kind, frame := websocket.BinaryMessage, jupyter.EncodeV1(&m)
 		if !v1 {
 			var err error
-			if frame, _, err = jupyter.EncodeLegacy(&m, false); err != nil {
+			if frame, _, err = jupyter.AppendLegacy(nil, &m, false); err != nil {
 				t.Fatal(err)
 			}
 			kind = websocket.TextMessage

@@ -66,7 +66,7 @@ func (c *Conn) Frame(m *jupyter.Message) ([]byte, error) {
 	if c.v1 {
 		return appendFrame(nil, opBinary, jupyter.EncodeV1(m)), nil
 	}
-	data, _, err := jupyter.EncodeLegacy(m, true)
+	data, _, err := jupyter.AppendLegacy(nil, m, true)
 	return appendFrame(nil, opText, data), err
 }
 

@@ -373,7 +373,7 @@ func TestConn_Buffers(t *testing.T) {
 			if err != nil && !errors.Is(err, jupyter.ErrChannel) {
 				t.Fatal(err)
 			}
-			got = append(got, jupyter.MsgType(m.Header))
+			got = append(got, jupyter.StringField(m.Header, "msg_type"))
 			if text := string(m.Content); got[len(got)-1] == "stream" && !strings.Contains(text, "Binary data was left out") {
 				t.Errorf("the cell shows %s", text)
 			}
