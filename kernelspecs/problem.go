@@ -9,12 +9,12 @@ import (
 
 // Problem is an error in a kernelspec, or in a directory of kernelspecs, with its place.
 type Problem struct {
-	Spec    string // name of the spec; "" if the problem concerns no single spec
-	File    string // absolute path of the file or directory; "" if the problem is a setting's
-	Line    int    // 1-based line in File; 0 if unknown
-	Key     string // dotted key in kernel.json, like env.PATH or argv[0]; "" if the problem concerns no single key
-	Message string // what is wrong, in lower case
-	Warning bool   // the spec is usable, and a part of it has no effect
+	Spec    string `json:"-"`       // name of the spec; "" if the problem concerns no single spec
+	File    string `json:"file"`    // absolute path of the file or directory; "" if the problem is a setting's
+	Line    int    `json:"line"`    // 1-based line in File; 0 if unknown
+	Key     string `json:"key"`     // in kernel.json, like env.PATH or argv[0]; "" if it concerns no single key
+	Message string `json:"message"` // what is wrong, in lower case
+	Warning bool   `json:"warning"` // the spec is usable, and a part of it has no effect
 }
 
 // String returns file:line: key: message, without unknown parts. A warning has "warning: " before the key. The text is

@@ -102,11 +102,12 @@ func removeDefinition(ctx context.Context, r *kernelRun, g *gatewayClient, id st
 
 // printDefinitions prints a list of definitions.
 func (f outputFormat) printDefinitions(w io.Writer, all []definitionRow, now time.Time) error {
-	if done, err := definitionList.prints(w, f, all); done {
-		return err
-	}
+	return definitionList.print(w, f, all, func() [][]string { return definitionLines(all, now, f == formatWide) })
+}
+
+func definitionLines(all []definitionRow, now time.Time, wide bool) [][]string {
 	head := []string{"DEFINITION", "NAME", "SCHEDULE", "TIMEZONE", "STATE", "NEXT", "LAST", "REASON"}
-	if f == formatWide {
+	if wide {
 		head = []string{"DEFINITION", "NAME", "SCHEDULE", "TIMEZONE", "STATE", "NEXT", "LAST", "OWNER", "SPEC", "FLAVOR",
 			"JOB", "REASON"}
 	}
@@ -127,10 +128,10 @@ func (f outputFormat) printDefinitions(w io.Writer, all []definitionRow, now tim
 			last = age(now, d.Due) + " ago"
 		}
 		cells := []string{d.ID, d.Name, cmp.Or(d.Schedule, "-"), zone, state, next, last}
-		if f == formatWide {
+		if wide {
 			cells = append(cells, cmp.Or(d.Owner, "-"), d.Kernelspec, cmp.Or(d.Flavor, "-"), cmp.Or(d.Job, "-"))
 		}
 		lines = append(lines, append(cells, cmp.Or(d.Reason, "-")))
 	}
-	return writeTable(w, lines)
+	return lines
 }

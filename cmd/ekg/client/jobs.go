@@ -240,25 +240,26 @@ func joinedLines(raw json.RawMessage) json.RawMessage {
 
 // printJobs prints a list of jobs.
 func (f outputFormat) printJobs(w io.Writer, all []jobRow, now time.Time) error {
-	if done, err := jobList.prints(w, f, all); done {
-		return err
-	}
+	return jobList.print(w, f, all, func() [][]string { return jobLines(all, now, f == formatWide) })
+}
+
+func jobLines(all []jobRow, now time.Time, wide bool) [][]string {
 	head := []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "REASON"}
-	if f == formatWide {
+	if wide {
 		head = []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "OWNER", "SPEC", "FLAVOR", "GPU HOURS", "ATTEMPT", "KERNEL",
 			"REASON"}
 	}
 	lines := [][]string{head}
 	for _, j := range all {
 		cells := []string{j.ID, j.Name, j.State, fmt.Sprintf("%d/%d", j.Cell, j.Cells), age(now, j.Created)}
-		if f == formatWide {
+		if wide {
 			cells = append(cells, cmp.Or(j.Owner, "-"), j.Kernelspec, cmp.Or(j.Flavor, "-"), hours(j.GPUSeconds),
 				strconv.Itoa(j.Attempt),
 				cmp.Or(j.Kernel, "-"))
 		}
 		lines = append(lines, append(cells, cmp.Or(j.Reason, "-")))
 	}
-	return writeTable(w, lines)
+	return lines
 }
 
 // progress shows what a job does: a bar on a terminal, else a line for each change.

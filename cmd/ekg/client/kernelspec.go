@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"text/tabwriter"
 
 	"github.com/urfave/cli/v2"
 
@@ -94,22 +93,14 @@ func listSpecs(ctx context.Context, o kernelspecs.Options, stdout, stderr io.Wri
 		return err
 	}
 	defer func() { err = errors.Join(err, specs.Close()) }()
-	table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	if _, err := fmt.Fprintln(table, "NAME\tDISPLAY NAME\tLANGUAGE\tDIRECTORY"); err != nil {
-		return err
-	}
+	lines := [][]string{{"NAME", "DISPLAY NAME", "LANGUAGE", "DIRECTORY"}}
+	problems := slices.Clone(specs.Problems())
 	for _, spec := range specs.List() {
-		if _, err := fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", spec.Name, kernelspecs.Printable(spec.DisplayName),
-			kernelspecs.Printable(spec.Language), kernelspecs.Printable(spec.Dir)); err != nil {
-			return err
-		}
+		lines = append(lines, []string{spec.Name, spec.DisplayName, spec.Language, spec.Dir})
+		problems = append(problems, spec.Warnings...)
 	}
-	if err := table.Flush(); err != nil {
+	if err := writeTable(stdout, lines); err != nil {
 		return err
-	}
-	problems := specs.Problems()
-	for _, spec := range specs.List() {
-		problems = append(slices.Clip(problems), spec.Warnings...)
 	}
 	for _, p := range problems {
 		if _, err := fmt.Fprintln(stderr, "ekg:", p); err != nil {
@@ -145,15 +136,6 @@ func checkSpecs(ctx context.Context, o kernelspecs.Options, dir string, asJSON b
 	}
 }
 
-// printedProblem is a kernelspecs.Problem in JSON.
-type printedProblem struct {
-	File    string `json:"file"`
-	Line    int    `json:"line"`
-	Key     string `json:"key"`
-	Message string `json:"message"`
-	Warning bool   `json:"warning"`
-}
-
 // printProblems prints a line for each problem, or one array in JSON.
 func printProblems(w io.Writer, problems []kernelspecs.Problem, asJSON bool) error {
 	if !asJSON {
@@ -164,9 +146,8 @@ func printProblems(w io.Writer, problems []kernelspecs.Problem, asJSON bool) err
 		}
 		return nil
 	}
-	list := make([]printedProblem, len(problems))
-	for i, p := range problems {
-		list[i] = printedProblem{p.File, p.Line, p.Key, p.Message, p.Warning}
+	if problems == nil {
+		problems = []kernelspecs.Problem{}
 	}
-	return json.NewEncoder(w).Encode(list)
+	return json.NewEncoder(w).Encode(problems)
 }

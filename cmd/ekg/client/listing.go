@@ -81,17 +81,19 @@ func (l listing[T]) match(all []T, text string) (string, error) {
 	return "", fmt.Errorf("the ids of several %ss begin with %q: %s", l.entry, text, strings.Join(ids, ", "))
 }
 
-// prints prints a list whose format is no table, and an empty one. done is false if there is a table to print.
-func (l listing[T]) prints(w io.Writer, f outputFormat, all []T) (done bool, err error) {
+// print prints a list. lines returns its table.
+func (l listing[T]) print(w io.Writer, f outputFormat, all []T, lines func() [][]string) error {
 	ids, models := make([]string, len(all)), make([]json.RawMessage, len(all))
 	for i, e := range all {
 		ids[i], models[i] = e.id(), e.model()
 	}
-	if done, err = f.printModels(w, ids, models); done || len(all) > 0 {
-		return done, err
-	}
-	_, err = fmt.Fprintf(w, "No %ss.\n", l.entry)
-	return true, err
+	return f.print(w, models, ids, func(b *strings.Builder) {
+		if len(all) == 0 {
+			fmt.Fprintf(b, "No %ss.\n", l.entry)
+			return
+		}
+		writeTable(b, lines()) //nolint:errcheck // a strings.Builder takes everything
+	})
 }
 
 // changes sends a request that changes an entry, and prints the entry's id.

@@ -47,28 +47,26 @@ func (f outputFormat) onlyName(command string) error {
 	return &UsageError{fmt.Errorf("--output %s: ekg %s prints only ids, with --output name", f, command)}
 }
 
-// printModels prints the ids or models of a list, if that is the format.
-func (f outputFormat) printModels(w io.Writer, ids []string, models []json.RawMessage) (printed bool, err error) {
+// print prints a value whole, only names, or what text writes.
+func (f outputFormat) print(w io.Writer, value any, names []string, text func(*strings.Builder)) error {
+	var b strings.Builder
 	switch f {
 	case formatJSON, formatYAML:
-		return true, f.printValue(w, models)
+		return f.printValue(w, value)
 	case formatName:
-		for _, id := range ids {
-			if _, err := fmt.Fprintln(w, kernelspecs.Printable(id)); err != nil {
-				return true, err
-			}
+		for _, name := range names {
+			fmt.Fprintln(&b, kernelspecs.Printable(name))
 		}
-		return true, nil
+	default:
+		text(&b)
 	}
-	return false, nil
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // printKernels prints a list of kernels at a time.
 func (f outputFormat) printKernels(w io.Writer, all []kernelRow, now time.Time) error {
-	if done, err := kernelList.prints(w, f, all); done {
-		return err
-	}
-	return printTable(w, all, now, f == formatWide)
+	return kernelList.print(w, f, all, func() [][]string { return kernelLines(all, now, f == formatWide) })
 }
 
 // printChange prints a kernel that was changed: its model, its id, or a text.
@@ -79,7 +77,7 @@ func (f outputFormat) printChange(w io.Writer, k kernelRow, text string) error {
 	case formatName:
 		text = k.ID
 	case formatWide:
-		return printTable(w, []kernelRow{k}, time.Now(), true)
+		return writeTable(w, kernelLines([]kernelRow{k}, time.Now(), true))
 	}
 	_, err := fmt.Fprintln(w, kernelspecs.Printable(text))
 	return err
@@ -127,8 +125,8 @@ type column struct {
 	cell     func(k *kernelRow) string
 }
 
-// printTable prints kernels in columns. If all is set, it has more columns and complete ids.
-func printTable(w io.Writer, kernels []kernelRow, now time.Time, all bool) error {
+// kernelLines returns the table of kernels. If all is set, it has more columns and complete ids.
+func kernelLines(kernels []kernelRow, now time.Time, all bool) [][]string {
 	length := idLength(kernels)
 	if all {
 		length = len("00000000-0000-0000-0000-000000000000")
@@ -171,7 +169,7 @@ func printTable(w io.Writer, kernels []kernelRow, now time.Time, all bool) error
 		}
 		lines = append(lines, cells)
 	}
-	return writeTable(w, lines)
+	return lines
 }
 
 // writeTable writes lines of cells in columns. An empty cell becomes "-", unless it is the last of its line. It changes

@@ -97,17 +97,17 @@ func topNodes(ctx context.Context, r *kernelRun, w io.Writer) error {
 
 // printNodes prints the view of GPUs at a time.
 func (f outputFormat) printNodes(w io.Writer, view gpus.View, shares, details bool, now time.Time) error {
-	switch f {
-	case formatJSON, formatYAML:
-		return f.printValue(w, view)
-	case formatName:
-		for _, n := range view.Nodes {
-			if _, err := fmt.Fprintln(w, kernelspecs.Printable(n.Name)); err != nil {
-				return err
-			}
-		}
-		return nil
+	var names []string
+	for _, n := range view.Nodes {
+		names = append(names, n.Name)
 	}
+	return f.print(w, view, names, func(to *strings.Builder) {
+		to.WriteString(strings.TrimPrefix(nodesText(view, f == formatWide, shares, details, now), "\n"))
+	})
+}
+
+// nodesText is the view of GPUs as tables, with an empty line before the second and the next ones.
+func nodesText(view gpus.View, wide, shares, details bool, now time.Time) string {
 	var b strings.Builder
 	switch {
 	case shares && details:
@@ -115,7 +115,7 @@ func (f outputFormat) printNodes(w io.Writer, view gpus.View, shares, details bo
 	case shares:
 		shareTable(&b, view)
 	default:
-		nodeTable(&b, view, f == formatWide)
+		nodeTable(&b, view, wide)
 		if details {
 			holderTable(&b, view, now)
 		}
@@ -132,6 +132,5 @@ func (f outputFormat) printNodes(w io.Writer, view gpus.View, shares, details bo
 	for _, text := range view.Missing {
 		fmt.Fprintf(&b, "\n%s\n", kernelspecs.Printable(text))
 	}
-	_, err := io.WriteString(w, strings.TrimPrefix(b.String(), "\n"))
-	return err
+	return b.String()
 }

@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // noGPUKernels is printed in place of an empty table.
@@ -211,28 +209,22 @@ func byUser(all []gpuKernel) []userRow {
 
 // printUsers prints users with GPUs.
 func (f outputFormat) printUsers(w io.Writer, rows []userRow) error {
-	var b strings.Builder
-	switch {
-	case f == formatJSON, f == formatYAML:
-		return f.printValue(w, rows)
-	case f == formatName:
-		for _, row := range rows {
-			fmt.Fprintln(&b, kernelspecs.Printable(row.User))
+	var names []string
+	lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED", "WAITING"}}
+	for _, row := range rows {
+		busy := ""
+		if row.Measured > 0 {
+			busy = amount(row.Busy) + "/" + amount(row.Measured)
 		}
-	case len(rows) == 0:
-		b.WriteString(noGPUKernels + "\n")
-	default:
-		lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED", "WAITING"}}
-		for _, row := range rows {
-			busy := ""
-			if row.Measured > 0 {
-				busy = amount(row.Busy) + "/" + amount(row.Measured)
-			}
-			lines = append(lines, []string{row.User, strconv.Itoa(row.Kernels), amount(row.GPUs), busy,
-				strconv.Itoa(row.Waiting)})
-		}
-		table(&b, lines)
+		names = append(names, row.User)
+		lines = append(lines, []string{row.User, strconv.Itoa(row.Kernels), amount(row.GPUs), busy,
+			strconv.Itoa(row.Waiting)})
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return f.print(w, rows, names, func(b *strings.Builder) {
+		if len(rows) == 0 {
+			b.WriteString(noGPUKernels + "\n")
+			return
+		}
+		table(b, lines)
+	})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/gpus"
-	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // usageCommand is `ekg usage`.
@@ -66,24 +65,10 @@ func (g *gatewayClient) usage(ctx context.Context, since string) ([]gpus.UsageRo
 
 // printUsage prints usage that is grouped.
 func (f outputFormat) printUsage(w io.Writer, rows []gpus.UsageRow, by string) error {
-	switch f {
-	case formatJSON, formatYAML:
-		if rows == nil {
-			rows = []gpus.UsageRow{}
-		}
-		return f.printValue(w, rows)
-	case formatName:
-		for _, row := range rows {
-			if _, err := fmt.Fprintln(w, kernelspecs.Printable(row.Name)); err != nil {
-				return err
-			}
-		}
-		return nil
+	if rows == nil {
+		rows = []gpus.UsageRow{}
 	}
-	if len(rows) == 0 {
-		_, err := fmt.Fprintln(w, "No GPUs were held.")
-		return err
-	}
+	var names []string
 	head := []string{strings.ToUpper(by), "KERNELS", "GPU HOURS", "BUSY HOURS", "BUSY"}
 	if f == formatWide {
 		head = append(head, "MEASURED")
@@ -93,6 +78,7 @@ func (f outputFormat) printUsage(w io.Writer, rows []gpus.UsageRow, by string) e
 	}
 	lines := [][]string{head}
 	for _, row := range rows {
+		names = append(names, row.Name)
 		cells := []string{row.Name, strconv.Itoa(row.Kernels), hours(row.Held), hours(row.Busy),
 			percent(row.Busy, row.Measured)}
 		if f == formatWide {
@@ -105,7 +91,13 @@ func (f outputFormat) printUsage(w io.Writer, rows []gpus.UsageRow, by string) e
 		*last = cmp.Or(*last, "-")
 		lines = append(lines, cells)
 	}
-	return writeTable(w, lines)
+	return f.print(w, rows, names, func(b *strings.Builder) {
+		if len(rows) == 0 {
+			b.WriteString("No GPUs were held.\n")
+			return
+		}
+		writeTable(b, lines) //nolint:errcheck // a strings.Builder takes everything
+	})
 }
 
 func hours(seconds float64) string { return strconv.FormatFloat(seconds/3600, 'f', 2, 64) }
