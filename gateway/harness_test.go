@@ -185,6 +185,7 @@ func bareGateway(o kernels.Options) *Gateway {
 		o.Specs = &specDir{}
 	}
 	served := kernels.New(o, nil)
-	routes := &jobRoutes{manager: jobs.New(&launchertest.MemoryRecords{}, nil, jobs.Policy{}, slog.New(slog.DiscardHandler))}
+	log := slog.New(slog.DiscardHandler)
+	routes := &jobRoutes{manager: jobs.New(&launchertest.MemoryRecords{}, nil, jobs.Policy{}, log)}
 	return &Gateway{opts: Options{Options: o}, kernels: served, models: &models{kernels: served, jobs: routes}}
 }

@@ -24,7 +24,8 @@ func TestDisplay_Show(t *testing.T) {
 		if !changed {
 			continue
 		}
-		if got := jupyter.StringField(m.Header, "msg_type"); got != step.msgType || !strings.Contains(string(m.Content), step.content) ||
+		got := jupyter.StringField(m.Header, "msg_type")
+		if got != step.msgType || !strings.Contains(string(m.Content), step.content) ||
 			!strings.Contains(string(m.Content), d.ID) || string(m.Parent) != `{"msg_id":"cell"}` {
 			t.Errorf("%q: %s of %s", step.text, got, m.Content)
 		}
@@ -35,7 +36,8 @@ func TestReply_Type(t *testing.T) {
 	for request, want := range map[string]string{"execute_request": "execute_reply", "x": "x", "_request": "_reply"} {
 		m := notice.Reply(jupyter.Shell, request, "s", nil,
 			notice.Failure{Status: "error", Name: "KernelDied", Reason: "why"})
-		if got := jupyter.StringField(m.Header, "msg_type"); got != want || jupyter.StringField(m.Content, "evalue") != "why" {
+		got := jupyter.StringField(m.Header, "msg_type")
+		if got != want || jupyter.StringField(m.Content, "evalue") != "why" {
 			t.Errorf("%s: %s of %s", request, got, m.Content)
 		}
 	}
