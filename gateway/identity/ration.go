@@ -3,8 +3,6 @@ package identity
 import (
 	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 // Bounds of a Ration.
@@ -17,9 +15,10 @@ const (
 // holds back are counted, so that a later line can say how many they were. The zero value is ready. It may be used
 // concurrently.
 type Ration struct {
-	mu    sync.Mutex
-	lines *rate.Limiter // guarded by mu; nil before the first line
-	held  int           // guarded by mu; lines held back since the last one that was not
+	mu   sync.Mutex
+	used float64   // guarded by mu; lines at most, refilled with time
+	at   time.Time // guarded by mu; when used was computed
+	held int       // guarded by mu; lines held back since the last one that was not
 }
 
 // Take asks for one line now. If there may be one, others says how many lines were held back before it. Otherwise the
@@ -27,13 +26,14 @@ type Ration struct {
 func (r *Ration) Take(now time.Time) (others int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lines == nil {
-		r.lines = rate.NewLimiter(rationPerSec, rationBurst)
+	if since := now.Sub(r.at).Seconds(); since > 0 {
+		r.used, r.at = max(0, r.used-since*rationPerSec), now
 	}
-	if !r.lines.AllowN(now, 1) {
+	if r.used+1 > rationBurst {
 		r.held++
 		return r.held, false
 	}
+	r.used++
 	others, r.held = r.held, 0
 	return others, true
 }
