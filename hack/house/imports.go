@@ -107,8 +107,7 @@ var mayImport = map[string][]string{
 	"launcher/gpu":    {},
 
 	"launcher/local/changes": {},
-	"launcher/local/devices": {"launcher/gpu", "launcher/local/flock"},
-	"launcher/local/flock":   {},
+	"launcher/local/devices": {"launcher/gpu"},
 	"launcher/local/lend": {
 		"launcher",
 		"launcher/flavor",
@@ -117,7 +116,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"launcher/local/logs":    {"launcher/supervisor/api"},
-	"launcher/local/records": {"launcher", "launcher/local/flock"},
+	"launcher/local/records": {"launcher"},
 	"launcher/flavor":        {"kernelspecs", "launcher/gpu"},
 
 	"launcher/local": {
@@ -129,7 +128,6 @@ var mayImport = map[string][]string{
 		"launcher/gpu",
 		"launcher/local/changes",
 		"launcher/local/devices",
-		"launcher/local/flock",
 		"launcher/local/lend",
 		"launcher/local/logs",
 		"launcher/local/records",
@@ -308,6 +306,7 @@ var mayImport = map[string][]string{
 
 	// For all.
 	"internal/files":      {},
+	"internal/flock":      {},
 	"internal/goroutines": {},
 
 	// Parts of the protocol.
@@ -324,7 +323,7 @@ var mustNotImport = map[string][]string{
 }
 
 // forAll lists the packages of this module that every other may import.
-var forAll = []string{"internal/files", "internal/goroutines", "launcher/logkey"}
+var forAll = []string{"internal/files", "internal/flock", "internal/goroutines", "launcher/logkey"}
 
 // doors lists the packages that may import each outside dependency: its prefix, the packages whose own code may, and
 // those whose tests may as well.

@@ -19,10 +19,10 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -309,7 +309,7 @@ func keepJSON(path string, v any) error {
 func waitFolder(ctx context.Context, dir string) (*os.File, error) {
 	f, err := flock.WaitFolder(ctx, dir)
 	if errors.Is(err, flock.ErrBusy) {
-		err = fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+		err = fmt.Errorf("%w: another gateway is working on the kernel", launcher.ErrUnavailable)
 	}
 	return f, err
 }

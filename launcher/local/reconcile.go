@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -125,9 +125,21 @@ func (l layout) lockIsRight(id string, locked, noted int) bool {
 	return err1 != nil || err2 != nil || !process.ModTime().After(lock.ModTime())
 }
 
+// errStarts says that a supervisor has taken the kernel's lock meanwhile. A gateway that was killed had started it.
+var errStarts = fmt.Errorf("%w: its supervisor has just started", launcher.ErrUnavailable)
+
 // removeWithEnding stores the ending for later requests, and removes the kernel's folder. The turn and the folder's
-// lock are held.
+// lock are held, and no supervisor had the kernel's lock. The lock is held here, because a supervisor that takes it now
+// would run on without a folder. The error may be errStarts.
 func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
+	lock, err := flock.Try(l.layout.file(k.id, lockFile))
+	if errors.Is(err, flock.ErrBusy) {
+		return errStarts
+	}
+	if err != nil {
+		return err
+	}
+	defer flock.Unlock(lock)
 	end.KernelID = k.id
 	if err := writeJSON(l.layout.endingFile(k.id), storedEnding{end, k.rec.SpecName, k.rec.Owner,
 		k.rec.Flavor, k.rec.GPUs}); err != nil {

@@ -3,6 +3,7 @@ package local
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
@@ -205,5 +207,40 @@ func TestParent_StopsAll(t *testing.T) {
 				return ended(ps.Supervisor) && ended(ps.Parent) && len(carriers(1)) == 0
 			})
 		})
+	}
+}
+
+// A gateway was killed when it had started a supervisor. That takes the kernel's lock after another gateway has found
+// the kernel dead: the folder stays, for a supervisor without one would hold its GPUs on.
+func TestRemove_SupervisorStarts(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	kill(t, processesOf(t, p, 1).Supervisor)
+	wait(t, l, 1, "dead", isDead)
+	l.mu.Lock()
+	k := l.kernels.byID[id(1)]
+	l.mu.Unlock()
+	if err := k.takeTurn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer k.giveTurn()
+	lock, err := flock.Try(l.layout.file(k.id, lockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := api.Ending{Reason: "the test ends it", Stopped: true}
+	if err := l.removeWithEnding(k, end); !errors.Is(err, launcher.ErrUnavailable) || !errors.Is(err, errStarts) {
+		t.Errorf("with a supervisor: %v", err)
+	}
+	if _, err := os.Stat(l.layout.endingFile(k.id)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an ending of a kernel that lives is stored: %v", err)
+	}
+	flock.Unlock(lock)
+	if err := l.removeWithEnding(k, end); err != nil {
+		t.Errorf("without one: %v", err)
+	}
+	if _, err := os.Stat(k.dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is left: %v", err)
 	}
 }

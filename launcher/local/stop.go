@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -143,18 +143,24 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 		return err
 	}
 	defer flock.Unlock(folder)
-	end, err := l.processes.endSupervisor(ctx, k, patience)
-	if err != nil {
-		return err
-	}
-	switch {
-	case end != nil:
-		*end = end.Removed()
-	default:
-		end = &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
-	}
-	if !silent {
-		return l.removeWithEnding(k, *end)
+	for {
+		end, err := l.processes.endSupervisor(ctx, k, patience)
+		if err != nil {
+			return err
+		}
+		switch {
+		case end != nil:
+			*end = end.Removed()
+		default:
+			end = &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
+		}
+		if silent {
+			break
+		}
+		if err := l.removeWithEnding(k, *end); !errors.Is(err, errStarts) {
+			return err
+		}
+		patience = 0 // it was not asked to stop
 	}
 	if err := l.remove(k); err != nil {
 		return err

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 )
 
 // A scan of another program is used if it is younger than a share of the time since the caller's last measurement. So
@@ -84,7 +84,7 @@ func (s *Scan) find(leader int, oldest time.Duration) scanned {
 		if err == nil {
 			return found
 		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
+		if !errors.Is(err, flock.ErrBusy) {
 			break
 		}
 		time.Sleep(scanPause)
@@ -93,16 +93,13 @@ func (s *Scan) find(leader int, oldest time.Duration) scanned {
 }
 
 // publish scans /proc and writes the scan to the file. If another program's scan is young enough, publish returns that.
-// The error is EWOULDBLOCK while another program scans.
+// The error is flock.ErrBusy while another program scans.
 func (s *Scan) publish(leader int, oldest time.Duration) (scanned, error) {
-	lock, err := os.OpenFile(s.path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := flock.Try(s.path + ".lock")
 	if err != nil {
 		return scanned{}, err
 	}
-	defer lock.Close() //nolint:errcheck // nothing was written
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return scanned{}, err
-	}
+	defer flock.Unlock(lock)
 	if found, ok := s.read(leader, oldest); ok {
 		return found, nil
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 )
 
 const gatewayFiles = "gateway-*.json"
@@ -36,7 +38,7 @@ func WriteGatewayFile(stateDir string, g GatewayFile, warn func(error)) (remove 
 	}
 	path := filepath.Join(stateDir, "gateway-"+strconv.Itoa(g.PID)+".json")
 	// The file is locked and complete before other processes can see it.
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = flock.Take(f, unix.LOCK_EX)
 	if err == nil {
 		_, err = f.Write(append(b, '\n'))
 	}
@@ -109,15 +111,15 @@ func readGatewayFile(path string, tidy bool) (*GatewayFile, error) {
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
 		return nil, fmt.Errorf("%s: other users have access to it and may have written it", path)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	err = flock.Take(f, unix.LOCK_SH)
 	if err == nil {
 		if tidy {
 			return nil, removeSame(path, f)
 		}
 		return nil, nil
 	}
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("%s: lock: %w", path, err)
+	if !errors.Is(err, flock.ErrBusy) {
+		return nil, err
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxGatewayFile))
 	if err != nil {

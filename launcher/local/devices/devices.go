@@ -25,8 +25,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/flock"
 )
 
 const poolLock = "@lock"
@@ -195,7 +195,7 @@ func (p *Pool) take1(l *Loan, name string, how int) (*os.File, error) {
 		return nil, err
 	}
 	l.Files = append(l.Files, f)
-	return f, unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	return f, flock.Take(f, how)
 }
 
 func (p *Pool) open(name string) (*os.File, error) {
@@ -285,12 +285,12 @@ func (p *Pool) test(name string, how int) (locked bool, text holderText, err err
 		return false, text, err
 	}
 	defer f.Close() //nolint:errcheck // it was only read
-	switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
+	switch err := flock.Take(f, how); {
 	case err == nil:
 		// A process that is being started may have a copy of the descriptor.
 		return false, text, unix.Flock(int(f.Fd()), unix.LOCK_UN)
-	case !errors.Is(err, unix.EWOULDBLOCK):
-		return false, text, fmt.Errorf("lock %s: %w", name, err)
+	case !errors.Is(err, flock.ErrBusy):
+		return false, text, err
 	}
 	b, err := io.ReadAll(io.LimitReader(f, 1<<10))
 	if err != nil || json.Unmarshal(b, &text) != nil || text.Share <= 0 {

@@ -1,6 +1,7 @@
 // Package flock locks files and folders by flock(2), among the gateways and supervisors of one machine. The system
 // releases a lock when the last process has ended that has the open file. A lock does not signal its release, so what
-// waits for one tries again at growing intervals. The package starts no goroutine.
+// waits for one tries again at growing intervals. A file or folder that was removed between its opening and its locking
+// does not exist for this package. The package starts no goroutine.
 package flock
 
 import (
@@ -15,7 +16,7 @@ import (
 )
 
 // ErrBusy says that another program holds a lock.
-var ErrBusy = errors.New("another gateway is working on the kernel")
+var ErrBusy = errors.New("another program holds the lock")
 
 // Pauses between two attempts.
 const (
@@ -33,17 +34,42 @@ func Try(path string) (*os.File, error) {
 	return try(f)
 }
 
-// try locks an open file, or closes it.
+// try locks an open file or folder that still has its name, or closes it.
 func try(f *os.File) (*os.File, error) {
-	err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	err := Take(f, syscall.LOCK_EX)
 	if err == nil {
-		return f, nil
+		err = named(f)
 	}
-	_ = f.Close() // nothing was written
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil, ErrBusy
+	if err != nil {
+		Unlock(f)
+		return nil, err
 	}
-	return nil, &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+	return f, nil
+}
+
+// Take locks an open file; how is syscall.LOCK_EX or LOCK_SH. The error is ErrBusy if another program has the lock.
+func Take(f *os.File, how int) error {
+	err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return ErrBusy
+	}
+	return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+}
+
+// named returns fs.ErrNotExist if an open file's name is that of no file, or of another one.
+func named(f *os.File) error {
+	ours, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	present, err := os.Stat(f.Name())
+	if err == nil && !os.SameFile(ours, present) {
+		err = fs.ErrNotExist
+	}
+	return err
 }
 
 // Wait is Try, but waits until no other program has the lock. The error may be that of ctx.
@@ -62,25 +88,10 @@ func Wait(ctx context.Context, path string) (*os.File, error) {
 // Folder locks a folder that exists. The error is ErrBusy, or fs.ErrNotExist if the folder has been removed.
 func Folder(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
-	if err == nil {
-		f, err = try(f)
-	}
 	if err != nil {
 		return nil, err
 	}
-	// Between open and flock, the folder may have been removed and another one created.
-	ours, err := f.Stat()
-	if err == nil {
-		var present os.FileInfo
-		if present, err = os.Stat(dir); err == nil && !os.SameFile(ours, present) {
-			err = fs.ErrNotExist
-		}
-	}
-	if err != nil {
-		Unlock(f)
-		return nil, err
-	}
-	return f, nil
+	return try(f)
 }
 
 // WaitFolder is Folder, but waits while another program has the lock. The error is ErrBusy when ctx ends.
@@ -113,9 +124,9 @@ func Held(path string, alone bool) (bool, error) {
 	if alone {
 		how = syscall.LOCK_SH
 	}
-	err = syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+	err = Take(f, how)
 	Unlock(f)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	if errors.Is(err, ErrBusy) {
 		return true, nil
 	}
 	return false, err

@@ -101,3 +101,23 @@ func TestHeld(t *testing.T) {
 	Unlock(f)
 	check("released", false, false)
 }
+
+// TestTry_Removed: a file that has lost its name before it is locked is not locked, also if another one has the name.
+func TestTry_Removed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	for _, another := range []bool{false, true} {
+		f, err := os.Create(path)
+		if err == nil {
+			err = os.Remove(path)
+		}
+		if err == nil && another {
+			err = os.WriteFile(path, nil, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := try(f); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("another %t: %v", another, err)
+		}
+	}
+}
