@@ -16,7 +16,7 @@ import (
 // definitionsCommand is `ekg jobs definitions`.
 func definitionsCommand() *cli.Command {
 	each := func(do func(context.Context, *kernelRun, *gatewayClient, string) error) cli.ActionFunc {
-		return func(c *cli.Context) error { return onGateways(c, 1, -1, definitionList.each(do)) }
+		return func(c *cli.Context) error { return onKernels(c, 1, -1, definitionList.each(do)) }
 	}
 	command := &cli.Command{
 		Name: "definitions", Usage: "list and change job definitions, for example schedules",
@@ -61,10 +61,8 @@ type definitionRow struct {
 // UnmarshalJSON reads a definition and keeps all of it.
 func (d *definitionRow) UnmarshalJSON(b []byte) error {
 	type fields definitionRow // without this method
-	*d = definitionRow{}
-	err := json.Unmarshal(b, (*fields)(d))
-	d.whole = slices.Clone(b)
-	return err
+	*d = definitionRow{whole: slices.Clone(b)}
+	return json.Unmarshal(b, (*fields)(d))
 }
 
 func (d definitionRow) id() string             { return d.ID }

@@ -34,7 +34,7 @@ func jobsCommand() *cli.Command {
 		if what == "notebook" {
 			most = 1
 		}
-		return func(c *cli.Context) error { return onGateways(c, 1, most, jobList.each(do)) }
+		return func(c *cli.Context) error { return onKernels(c, 1, most, jobList.each(do)) }
 	}
 	command := &cli.Command{
 		Name: "jobs", Usage: "list, follow and stop jobs",
@@ -59,14 +59,6 @@ func jobsCommand() *cli.Command {
 	giveGatewayFlags(command)
 	command.Subcommands = append(command.Subcommands, definitionsCommand())
 	return command
-}
-
-// onGateways is onKernels for commands without --output as a format.
-func onGateways(
-	c *cli.Context, atLeast, atMost int,
-	do func(context.Context, *kernelRun) error,
-) error {
-	return onKernelsAs(c, formatTable, atLeast, atMost, do)
 }
 
 var jobList = listing[jobRow]{"api/jobs", "job", "ekg jobs"}
@@ -94,10 +86,8 @@ type jobRow struct {
 // UnmarshalJSON reads a job and keeps all of it.
 func (j *jobRow) UnmarshalJSON(b []byte) error {
 	type fields jobRow // without this method
-	*j = jobRow{}
-	err := json.Unmarshal(b, (*fields)(j))
-	j.whole = slices.Clone(b)
-	return err
+	*j = jobRow{whole: slices.Clone(b)}
+	return json.Unmarshal(b, (*fields)(j))
 }
 
 func (j jobRow) id() string             { return j.ID }

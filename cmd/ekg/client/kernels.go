@@ -90,23 +90,15 @@ type kernelRun struct {
 }
 
 // onKernels runs a command about kernels with the gateways that are asked. At most is the largest number of arguments,
-// or -1 for any.
-func onKernels(
-	c *cli.Context, atLeast, atMost int,
-	do func(context.Context, *kernelRun) error,
-) error {
-	format, err := parseFormat(c.String("output"))
-	if err != nil {
-		return &UsageError{err}
+// or -1 for any. A command without outputFlag has the format of a table.
+func onKernels(c *cli.Context, atLeast, atMost int, do func(context.Context, *kernelRun) error) error {
+	format := formatTable
+	if slices.Contains(c.Command.Flags, cli.Flag(outputFlag)) {
+		var err error
+		if format, err = parseFormat(c.String("output")); err != nil {
+			return &UsageError{err}
+		}
 	}
-	return onKernelsAs(c, format, atLeast, atMost, do)
-}
-
-// onKernelsAs is onKernels with a format of its own.
-func onKernelsAs(
-	c *cli.Context, format outputFormat, atLeast, atMost int,
-	do func(context.Context, *kernelRun) error,
-) error {
 	want := max(c.NArg(), atLeast)
 	if atMost >= 0 {
 		want = min(want, atMost)
@@ -160,12 +152,8 @@ type kernelRow struct {
 // UnmarshalJSON reads a model and keeps all of it. Members that are absent become empty.
 func (k *kernelRow) UnmarshalJSON(b []byte) error {
 	type fields kernelRow // without this method
-	*k = kernelRow{}
-	if err := json.Unmarshal(b, (*fields)(k)); err != nil {
-		return err
-	}
-	k.whole = slices.Clone(b)
-	return nil
+	*k = kernelRow{whole: slices.Clone(b)}
+	return json.Unmarshal(b, (*fields)(k))
 }
 
 func (k kernelRow) id() string             { return k.ID }

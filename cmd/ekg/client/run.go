@@ -91,7 +91,7 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "wait for the end of the job and write its notebook to `FILE`"},
 		}, gatewayFlags()),
-		Action: func(c *cli.Context) error { return onGateways(c, 1, 1, submitNotebook) },
+		Action: func(c *cli.Context) error { return onKernels(c, 1, 1, submitNotebook) },
 	}
 }
 
