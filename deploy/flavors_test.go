@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,9 +20,12 @@ func TestFlavors(t *testing.T) {
 	if err := os.WriteFile(path, []byte(m.Data["flavors.yaml"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	list, err := flavor.Read(path)
-	if err != nil || len(list) < 3 {
-		t.Errorf("%d flavors, %v", len(list), err)
+	file, err := flavor.Open(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(file.List()); n < 3 {
+		t.Errorf("%d flavors", n)
 	}
 }
 

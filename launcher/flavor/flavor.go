@@ -215,15 +215,6 @@ type document struct {
 	Flavors []Flavor `yaml:"flavors"`
 }
 
-// Read reads a file of flavors. The error has one line for each problem: file:line: text.
-func Read(file string) ([]Flavor, error) {
-	text, err := read(file)
-	if err != nil {
-		return nil, err
-	}
-	return parse(file, text)
-}
-
 // read returns a file's text, which is not nil unless there is an error.
 func read(file string) ([]byte, error) {
 	info, err := os.Stat(file)

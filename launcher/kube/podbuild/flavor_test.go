@@ -3,6 +3,7 @@ package podbuild
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"testing"
@@ -20,12 +21,12 @@ import (
 // testFlavors returns the flavors of testdata by name.
 func testFlavors(t *testing.T) map[string]*flavor.Flavor {
 	t.Helper()
-	list, err := flavor.Read(filepath.Join("testdata", "flavors", "flavors.yaml"))
+	file, err := flavor.Open(filepath.Join("testdata", "flavors", "flavors.yaml"), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	byName := map[string]*flavor.Flavor{}
-	for _, f := range list {
+	for _, f := range file.List() {
 		byName[f.Name] = &f
 	}
 	return byName
