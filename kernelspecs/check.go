@@ -2,6 +2,7 @@ package kernelspecs
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -38,24 +39,13 @@ func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 			}
 			continue
 		}
-		seen := map[string]string{}
-		for _, e := range entries {
-			sub := filepath.Join(folder, e.Name())
-			if !specDir(e, sub) {
-				continue
-			}
-			if _, err := os.Lstat(filepath.Join(sub, "kernel.json")); errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
+		readDir(folder, entries, func(name, sub, hidden string) {
 			found = true
-			name := strings.ToLower(e.Name())
-			if other, ok := seen[name]; ok {
-				problems = append(problems, Problem{Spec: name, File: sub,
-					Message: "is hidden by " + other + " beside it: names must differ in more than case"})
+			if hidden != "" {
+				problems = append(problems, Problem{Spec: name, File: sub, Message: fmt.Sprintf(hiddenText, hidden)})
 			}
-			seen[name] = e.Name()
 			problems = append(problems, checkSpec(sub, prefix, more)...)
-		}
+		})
 	}
 	if !found && len(problems) == 0 {
 		problems = append(problems, Problem{File: abs,

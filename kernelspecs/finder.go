@@ -289,22 +289,23 @@ func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []
 			c.report(r.dir, "has %d entries: only the first %d are read", len(entries), maxEntries)
 			entries = entries[:maxEntries]
 		}
-		places = append(places, c.readDir(r.dir, entries, taken, prefix, check)...)
+		places = append(places, readDir(r.dir, entries, func(name, sub, hidden string) {
+			switch {
+			case hidden != "":
+				c.report(sub, hiddenText, hidden)
+			case !taken[name]: // else an earlier directory has it
+				taken[name] = true
+				c.take(name, sub, prefix, check)
+			}
+		})...)
 	}
 	slices.SortFunc(c.specs, func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
 	return c, places
 }
 
-// readDir reads those specs of one directory whose names no earlier directory has. It returns the directories that may
-// be or become specs.
-func (c *catalog) readDir(
-	dir string,
-	entries []fs.DirEntry,
-	taken map[string]bool,
-	prefix string,
-	check func(Spec) []Problem,
-) []place {
-	var places []place
+// readDir calls spec with the name and the directory of each spec of one directory. hidden is the entry beside it that
+// hides it, or "". It returns the directories that may be or become specs.
+func readDir(dir string, entries []fs.DirEntry, spec func(name, sub, hidden string)) (places []place) {
 	here := map[string]string{} // entries by lower-case name
 	for _, e := range entries {
 		sub := filepath.Join(dir, e.Name())
@@ -316,18 +317,16 @@ func (c *catalog) readDir(
 			continue
 		}
 		name := strings.ToLower(e.Name())
-		if other, ok := here[name]; ok {
-			c.report(sub, "is hidden by %s beside it: names must differ in more than case", other)
-			continue
-		}
-		here[name] = e.Name()
-		if !taken[name] {
-			taken[name] = true
-			c.take(name, sub, prefix, check)
+		spec(name, sub, here[name])
+		if here[name] == "" {
+			here[name] = e.Name()
 		}
 	}
 	return places
 }
+
+// hiddenText is a problem of a spec whose entry another one hides.
+const hiddenText = "is hidden by %s beside it: names must differ in more than case"
 
 // report adds a problem of a directory.
 func (c *catalog) report(dir, format string, args ...any) {
