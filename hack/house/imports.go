@@ -149,6 +149,7 @@ var mayImport = map[string][]string{
 		"launcher/kube/objects",
 		"launcher/kube/podbuild",
 		"launcher/kube/poddial",
+		"launcher/kube/podevents",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
 		"launcher/kube/records",
@@ -205,6 +206,7 @@ var mayImport = map[string][]string{
 	"launcher/kube/gpuview": {"launcher", "launcher/flavor", "launcher/kube/podspec", "launcher/kube/podstatus",
 		"launcher/supervisor/api"},
 
+	"launcher/kube/podevents": {"launcher"},
 	"launcher/kube/warmpods": {"launcher", "launcher/kube/gpuview", "launcher/kube/podbuild", "launcher/kube/podspec",
 		"launcher/kube/podstatus", "launcher/supervisor/api", "launcher/warm"},
 
@@ -348,6 +350,7 @@ var doors = []struct {
 			"launcher/kube",
 			"launcher/kube/admission",
 			"launcher/kube/endings",
+			"launcher/kube/podevents",
 			"launcher/kube/podspec",
 			"launcher/supervisor/cells",
 			"launcher/supervisor/session",
@@ -397,6 +400,7 @@ var doors = []struct {
 		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission",
 			"launcher/kube/cluster", "launcher/kube/endings", "launcher/kube/gpuview", "launcher/kube/homes",
 			"launcher/kube/namespaces", "launcher/kube/objects", "launcher/kube/podbuild", "launcher/kube/poddial",
+			"launcher/kube/podevents",
 			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas",
 			"launcher/kube/warmpods", "launcher/kube/wish"},
 		[]string{"deploy", "e2e"},

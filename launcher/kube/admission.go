@@ -25,8 +25,9 @@ const (
 
 // decideAboutLimits takes part in the election of the gateway that decides about starts. It begins at once if there are
 // limits, else when pods still wait for gateways with limits that are gone.
-func (l *Launcher) decideAboutLimits() {
-	for !launcher.HasLimits(l.opts.Limits) && !l.seesAbandoned() {
+func (c admissionCluster) decideAboutLimits() {
+	l := c.l
+	for !launcher.HasLimits(l.opts.Limits) && !c.seesAbandoned() {
 		if goroutines.Sleep(l.ctx, l.timing.maintenance) != nil {
 			return
 		}
@@ -34,7 +35,7 @@ func (l *Launcher) decideAboutLimits() {
 	t := l.timing.admission
 	lease := &leaseClock{Interface: l.leaseLock(admissionLease), lasts: t.duration - t.duration/5}
 	l.elect(lease, t, func(ctx context.Context) {
-		term := l.beginTerm(lease)
+		term := c.beginTerm(lease)
 		l.log.Info("this gateway decides about limits")
 		term.Lead(ctx)
 		l.mu.Lock()
@@ -46,8 +47,9 @@ func (l *Launcher) decideAboutLimits() {
 }
 
 // beginTerm makes a term that knows all pods that this launcher learns of from now on.
-func (l *Launcher) beginTerm(lease *leaseClock) *admission.Term {
-	term := admission.NewTerm(admission.Options{Cluster: admissionCluster{l}, Limits: l.opts.Limits, Holds: lease.holds,
+func (c admissionCluster) beginTerm(lease *leaseClock) *admission.Term {
+	l := c.l
+	term := admission.NewTerm(admission.Options{Cluster: c, Limits: l.opts.Limits, Holds: lease.holds,
 		Now: l.timing.now, Log: l.log})
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,7 +58,8 @@ func (l *Launcher) beginTerm(lease *leaseClock) *admission.Term {
 }
 
 // seesAbandoned reports whether a pod waits for a decision that gateways with limits would have taken long ago.
-func (l *Launcher) seesAbandoned() bool {
+func (c admissionCluster) seesAbandoned() bool {
+	l := c.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.kernels {
@@ -167,7 +170,8 @@ func (l *Launcher) awaitDecision(ctx context.Context, k *kernel) error {
 // refusedUnclaimed reports whether a pod is a refused start whose kernel's id no client has received, except with the
 // refusal.
 func refusedUnclaimed(pod *corev1.Pod) bool {
-	return pod.Annotations[podspec.AnnotationLimit] != "" && pod.Annotations[annotationClaimed] == unclaimed
+	return pod.Annotations[podspec.AnnotationLimit] != "" &&
+		pod.Annotations[podspec.AnnotationClaimed] == podspec.Unclaimed
 }
 
 // Restarting does nothing: a pod counts while its containers live, whatever its supervisor does with the kernel.

@@ -227,7 +227,9 @@ func TestAdmission_Undecided(t *testing.T) {
 			t.Fatalf("%+v, %v", k, err)
 		}
 		l.Claim(id)
-		eventually(t, "the claim", func() bool { return c.pod(t, id+"-1").Annotations[annotationClaimed] == claimed })
+		eventually(t, "the claim", func() bool {
+			return c.pod(t, id+"-1").Annotations[podspec.AnnotationClaimed] == podspec.Claimed
+		})
 	}
 	now.Add(int64(2*time.Hour + time.Minute)) // longer than any start limit
 	k, err := l.Kernel(t.Context(), idA)

@@ -14,14 +14,15 @@ import (
 
 // ViewGPUs implements launcher.GPUViewer.
 func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
-	view := l.viewNodes()
+	view := warmKernels{l}.GPUs()
 	view.Ahead = l.warm.Ahead()
 	view.Sort()
 	return view, nil
 }
 
-// viewNodes returns the view without what is kept ready for each kernelspec.
-func (l *Launcher) viewNodes() launcher.GPUs {
+// GPUs returns the view without what is kept ready for each kernelspec.
+func (w warmKernels) GPUs() launcher.GPUs {
+	l := w.l
 	var pods []gpuview.Pod
 	known := map[types.UID]bool{}
 	l.mu.Lock()
@@ -54,7 +55,7 @@ func (l *Launcher) FlavorRoom(_ context.Context, flavors []flavor.Flavor) (
 	if !l.machines.SeesNodes() {
 		return nil, view, nil
 	}
-	view = l.viewNodes()
+	view = warmKernels{l}.GPUs()
 	return gpuview.Rooms(view, flavors), view, nil
 }
 
@@ -62,7 +63,7 @@ func (l *Launcher) FlavorRoom(_ context.Context, flavors []flavor.Flavor) (
 // gateway does not see nodes, a kernel can take the GPUs of another one whose pod selects the same nodes and has at
 // least as many.
 func (l *Launcher) GPUWaits(context.Context) ([]launcher.GPUWait, error) {
-	all := l.gpuWaits()
+	all := warmKernels{l}.GPUWaits()
 	if len(all) == 0 {
 		return nil, nil
 	}
@@ -74,7 +75,7 @@ func (l *Launcher) GPUWaits(context.Context) ([]launcher.GPUWait, error) {
 		}
 	}
 	l.mu.Unlock()
-	view := l.viewNodes()
+	view := warmKernels{l}.GPUs()
 	waits := make([]launcher.GPUWait, len(all))
 	for i := range all {
 		all[i].Holders = all[i].Enough(view, selectors)
@@ -83,8 +84,9 @@ func (l *Launcher) GPUWaits(context.Context) ([]launcher.GPUWait, error) {
 	return waits, nil
 }
 
-// gpuWaits returns the pods for which the scheduler finds too few GPUs, the longest first.
-func (l *Launcher) gpuWaits() []gpuview.Wait {
+// GPUWaits returns the pods for which the scheduler finds too few GPUs, the longest first.
+func (w warmKernels) GPUWaits() []gpuview.Wait {
+	l := w.l
 	now := l.clusterNow()
 	l.mu.Lock()
 	defer l.mu.Unlock()

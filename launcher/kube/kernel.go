@@ -12,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
@@ -26,32 +27,30 @@ type kernel struct {
 	notesLock chan struct{} // capacity 1: held while this gateway changes the kernel's notes
 
 	// Guarded by Launcher.mu.
-	pod              *corev1.Pod       // the newest known version of the newest generation; replaced, never changed
-	rec              podspec.Record    // of pod
-	secretCreated    time.Time         // when its secret was last known to exist
-	removed          bool              // the pod is no longer in the cluster
-	deletionSeen     time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
-	unheard          bool              // end was recorded because neither node nor supervisor is heard; the pod may stay
-	supervisor       follow.Supervisor // of the pod
-	end              *endings.Ending   // not nil: the kernel has ended
-	claimed          bool              // a client knows its id
-	retrying         bool              // its second pod is being created, since a node has rejected the first
-	dequeued         time.Time         // when this launcher saw that Kueue had admitted the pod
-	stop             *stop             // in progress
-	sentReason       podstatus.Reason  // the last reason that was sent to the supervisor
-	sentPull         time.Time         // when the image was pulled whose pull was sent last
-	sentVersion      uint64            // version of the update with sentReason
-	sentEnd          time.Time         // when the container ended whose end was sent last
-	nodeNotice       sentNotice        // the last attempt to announce that the pod's node goes away
-	wronglyMarked    time.Time         // since when the pod of a kernel in use is marked as evictable; zero: it is not
-	unsent           []waitingUpdate   // updates to be sent, in order; the first is being sent
-	start            *start            // in progress; nil: it is over, or another gateway began it
-	notes            launcher.Notes    // of notesOf
-	notesOf          *corev1.Pod       // the version of the pod whose notes were read last
-	readers          []reader          // in Launcher.readers
-	gpusCountedUntil time.Time         // the pod's GPU time up to this moment is in Launcher.gpuSeconds
-	gpuBusyCounted   time.Duration     // of its GPUUse.Busy, in Launcher.gpuBusy
-	gpuUseKnown      bool              // gpuBusyCounted is set
+	pod           *corev1.Pod       // the newest known version of the newest generation; replaced, never changed
+	rec           podspec.Record    // of pod
+	secretCreated time.Time         // when its secret was last known to exist
+	removed       bool              // the pod is no longer in the cluster
+	deletionSeen  time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
+	unheard       bool              // end was recorded because neither node nor supervisor is heard; the pod may stay
+	supervisor    follow.Supervisor // of the pod
+	end           *endings.Ending   // not nil: the kernel has ended
+	claimed       bool              // a client knows its id
+	retrying      bool              // its second pod is being created, since a node has rejected the first
+	dequeued      time.Time         // when this launcher saw that Kueue had admitted the pod
+	stop          *stop             // in progress
+	sentReason    podstatus.Reason  // the last reason that was sent to the supervisor
+	sentPull      time.Time         // when the image was pulled whose pull was sent last
+	sentVersion   uint64            // version of the update with sentReason
+	sentEnd       time.Time         // when the container ended whose end was sent last
+	nodeNotice    sentNotice        // the last attempt to announce that the pod's node goes away
+	wronglyMarked time.Time         // since when the pod of a kernel in use is marked as evictable; zero: it is not
+	unsent        []waitingUpdate   // updates to be sent, in order; the first is being sent
+	start         *start            // in progress; nil: it is over, or another gateway began it
+	notes         launcher.Notes    // of notesOf
+	notesOf       *corev1.Pod       // the version of the pod whose notes were read last
+	readers       []reader          // in Launcher.readers
+	gpuTime       gpuview.Counted   // in Launcher.gpuTime
 }
 
 func newKernel(id string) *kernel {
@@ -101,7 +100,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	case !succeedsLocked(pod, rec, k):
 		return
 	default:
-		l.countGPUTimeLocked(k, l.clusterNow())
+		l.countGPUsLocked(k)
 		claimed, start := k.claimed, k.start
 		k.forgetPodLocked()
 		if pod.Annotations[podspec.AnnotationRejected] != "" { // the start goes on with its second pod
@@ -116,8 +115,8 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		l.ordered = nil
 	}
 	k.pod, k.rec = pod, rec
-	l.claimEventsLocked(pod.UID)
-	l.readers.addLocked(k, l.readersOfLocked(k))
+	l.events.Claim(pod.UID)
+	l.readers.addLocked(k, k.readersLocked(l.log))
 	if pod.DeletionTimestamp != nil && k.deletionSeen.IsZero() {
 		k.deletionSeen = l.timing.now()
 	}
@@ -158,11 +157,10 @@ func (k *kernel) forgetPodLocked() {
 
 // podRemoved records that a pod is no longer in the cluster.
 func (l *Launcher) podRemoved(pod *corev1.Pod) {
-	why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow())
+	why := podstatus.Explain(pod, l.events.Of(pod.UID), l.clusterNow())
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.events, pod.UID)
-	l.otherEvents.Remove(pod.UID)
+	l.events.Forget(pod.UID)
 	l.term.Remove(pod.UID)
 	k := l.kernels[pod.Labels[podspec.LabelKernel]]
 	if k == nil || k.pod.UID != pod.UID {
@@ -174,9 +172,9 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	}
 	if !podstatus.Older(pod, k.pod) {
 		k.pod = pod
-		l.readers.addLocked(k, l.readersOfLocked(k))
+		l.readers.addLocked(k, k.readersLocked(l.log))
 	}
-	l.countGPUTimeLocked(k, l.clusterNow())
+	l.countGPUsLocked(k)
 	k.removed, k.supervisor.Streaming = true, false
 	end := k.end
 	if end == nil {
@@ -232,7 +230,7 @@ func (l *Launcher) correctEndingLocked(k *kernel, end *endings.Ending) {
 
 // forgetLocked forgets a kernel except for its ending.
 func (l *Launcher) forgetLocked(k *kernel) {
-	l.countGPUTimeLocked(k, l.clusterNow())
+	l.countGPUsLocked(k)
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
 		l.readers.addLocked(k, nil)
@@ -338,7 +336,7 @@ func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 		Created:      k.rec.Created,
 		State:        api.Starting,
 		LastActivity: k.rec.Created,
-		Notes:        l.notesLocked(k),
+		Notes:        k.notesLocked(l.log),
 	}
 	if k.end != nil {
 		k.supervisor.DescribeLocked(&d, true, k.end.Reason)
@@ -352,7 +350,7 @@ func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 		d.Reason = podstatus.DeletionReason(k.pod, l.clusterNow())
 	case d.State == api.Starting || d.State == api.Restarting:
 		// Kernels that are up need no explanation, and lists have hundreds of them.
-		if why := podstatus.Explain(k.pod, l.eventsOfLocked(k.pod.UID), l.clusterNow()); why.Text != "" &&
+		if why := podstatus.Explain(k.pod, l.events.Of(k.pod.UID), l.clusterNow()); why.Text != "" &&
 			why.Class != podstatus.ClassDied {
 			d.Reason = why.Text
 		}

@@ -18,8 +18,9 @@
 // their callers have left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
-// replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, answers.mu, freshness.marksLock, leaseClock.mu and
-// admission.Term.mu are taken last. No request to the cluster is made while Launcher.mu is held.
+// replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, podevents.Store.mu, gpuview.Tally.mu, answers.mu,
+// freshness.marksLock, leaseClock.mu and admission.Term.mu are taken last. No request to the cluster is made while
+// Launcher.mu is held.
 package kube
 
 import (
@@ -33,9 +34,7 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -51,6 +50,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/objects"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podevents"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
@@ -171,19 +171,17 @@ type Launcher struct {
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  *gpuview.Machines
 	warm      *warmpods.Store
+	events    *podevents.Store
+	gpuTime   gpuview.Tally
 
 	// Guarded by mu.
 	mu            sync.Mutex
 	kernels       map[string]*kernel
-	ordered       []*kernel                             // by creation; nil if it must be made; replaced, never changed
-	readers       readerIndex                           // the kernels that each user may see
-	events        map[types.UID][]corev1.Event          // of kernels' pods: the newest, oldest first; replaced, too
-	otherEvents   *lru.Cache[types.UID, []corev1.Event] // as events, of other pods
-	gpuSeconds    map[launcher.GPULabels]float64
-	gpuBusy       map[launcher.GPULabels]float64 // as gpuSeconds: those in which they computed
-	brokenWatches map[watchKey]bool              // watches that have failed
-	noticesSent   int                            // notices about nodes that are being sent
-	term          *admission.Term                // not nil: this gateway decides about limits
+	ordered       []*kernel         // by creation; nil if it must be made; replaced, never changed
+	readers       readerIndex       // the kernels that each user may see
+	brokenWatches map[watchKey]bool // watches that have failed
+	noticesSent   int               // notices about nodes that are being sent
+	term          *admission.Term   // not nil: this gateway decides about limits
 
 	goroutines goroutines.Group
 }
@@ -209,8 +207,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	}
 	life, cancel := context.WithCancelCause(context.Background())
 	absent, err := lru.New[string, time.Time](absentKept)
-	others, err2 := lru.New[types.UID, []corev1.Event](maxEventPods)
-	if err := errors.Join(err, err2); err != nil {
+	if err != nil {
 		cancel(nil)
 		return nil, err
 	}
@@ -226,13 +223,10 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		ctx:           life,
 		kernels:       map[string]*kernel{},
 		readers:       readerIndex{},
-		events:        map[types.UID][]corev1.Event{},
-		otherEvents:   others,
 		opened:        tm.now(),
-		gpuSeconds:    map[launcher.GPULabels]float64{},
-		gpuBusy:       map[launcher.GPULabels]float64{},
 		brokenWatches: map[watchKey]bool{},
 	}
+	l.events = podevents.New(l.namespaces.MayHave)
 	o.Cluster.Report(o.Observer, l.answers.kick)
 	if o.Warm != nil && o.Pods.NamespacePerOwner() {
 		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
@@ -250,13 +244,11 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
 	at, err := findPeers(ctx, o.Cluster, l.apiContext, l.log)
+	if at != nil {
+		l.replicas, err = sharedKernels{l}.newReplicas(at, replicas.Options{Name: cmp.Or(hostName(l.log), "ekg")})
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
-	}
-	if at != nil {
-		if l.replicas, err = l.newReplicas(at, replicas.Options{Name: cmp.Or(hostName(l.log), "ekg")}); err != nil {
-			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
-		}
 	}
 	l.records = records.New(records.Options{
 		ConfigMaps: l.client.CoreV1().ConfigMaps(o.Pods.Namespace),
@@ -291,7 +283,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		return nil, errors.Join(err, l.Close())
 	}
 	if l.replicas != nil {
-		if err := l.joinReplicas(ctx); err != nil {
+		if err := (sharedKernels{l}).join(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
@@ -302,7 +294,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		l.goroutines.Go(f)
 	}
 	if o.Limits != nil {
-		l.goroutines.Go(l.decideAboutLimits)
+		l.goroutines.Go(admissionCluster{l}.decideAboutLimits)
 	}
 	return l, nil
 }

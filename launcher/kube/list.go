@@ -2,10 +2,12 @@ package kube
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -26,36 +28,25 @@ func (l *Launcher) list(ctx context.Context, choose func() []*kernel) ([]launche
 		return nil, errClosed
 	}
 	known := choose()
-	l.awaitFirstStatuses(ctx, known)
-	all := make([]launcher.Kernel, 0, len(known))
-	for some := range slices.Chunk(known, listedAtOnce) {
-		all = l.describeSome(all, some)
-	}
-	return all, nil
-}
-
-// describeSome appends the kernels that still exist.
-func (l *Launcher) describeSome(all []launcher.Kernel, some []*kernel) []launcher.Kernel {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, k := range some {
-		if l.kernels[k.id] != k || k.end != nil && k.end.Limit != "" && refusedUnclaimed(k.pod) {
-			continue // it has gone, or its client is receiving the refusal
-		}
-		all = append(all, l.describeLocked(k))
-	}
-	return all
-}
-
-// awaitFirstStatuses waits at most timing.firstStatus for the supervisors that should answer at once.
-func (l *Launcher) awaitFirstStatuses(ctx context.Context, known []*kernel) {
 	l.mu.Lock()
 	awaited := slices.DeleteFunc(slices.Clone(known), (*kernel).firstStatusSettledLocked)
 	l.mu.Unlock()
 	deadline := l.timing.now().Add(l.timing.firstStatus)
-	for _, k := range awaited {
+	for _, k := range awaited { // supervisors that should answer at once
 		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
 	}
+	all := make([]launcher.Kernel, 0, len(known))
+	for some := range slices.Chunk(known, listedAtOnce) {
+		l.mu.Lock()
+		for _, k := range some {
+			// else it has gone, or its client is receiving the refusal
+			if l.kernels[k.id] == k && (k.end == nil || k.end.Limit == "" || !refusedUnclaimed(k.pod)) {
+				all = append(all, l.describeLocked(k))
+			}
+		}
+		l.mu.Unlock()
+	}
+	return all, nil
 }
 
 // snapshot returns the kernels in memory by creation. Callers do not change the slice.
@@ -75,13 +66,13 @@ func byCreationLocked(a, b *kernel) int {
 }
 
 // notesLocked returns the notes of the kernel's present pod, which are read once for each version of it.
-func (l *Launcher) notesLocked(k *kernel) launcher.Notes {
+func (k *kernel) notesLocked(log *slog.Logger) launcher.Notes {
 	if k.notesOf == k.pod {
 		return k.notes
 	}
-	notes, err := readNotes(k.pod)
+	notes, err := podspec.ReadNotes(k.pod)
 	if err != nil {
-		l.log.Warn("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
+		log.Warn("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	k.notes, k.notesOf = notes, k.pod
 	return notes

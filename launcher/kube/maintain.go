@@ -45,10 +45,10 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	unstarted := k.isUnstartedLocked()
 	status := k.supervisor.Status
 	streaming, complete := k.supervisor.Streaming, k.secretCreated
-	missed := missesSecret(pod, l.eventsOfLocked(pod.UID), complete, now)
+	missed := missesSecret(pod, l.events.Of(pod.UID), complete, now)
 	k.claimed = k.claimed || k.supervisor.Status.Connections > 0
 	unheard := k.unheard
-	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
+	claims := k.claimed && pod.Annotations[podspec.AnnotationClaimed] == podspec.Unclaimed
 	l.mu.Unlock()
 	if claims && end == nil && !removed && !stopping {
 		l.recordClaim(ctx, k)
@@ -105,7 +105,7 @@ func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) 
 
 // endOverdue ends a kernel whose start has made no progress for too long, or can no longer succeed.
 func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
-	now, limit, events := l.clusterNow(), startLimitOf(pod), l.eventsOf(pod)
+	now, limit, events := l.clusterNow(), startLimitOf(pod), l.events.Of(pod.UID)
 	l.mu.Lock()
 	dequeued := k.dequeued
 	l.mu.Unlock()

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"maps"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -23,12 +22,12 @@ func (l *Launcher) Measure() launcher.Measures {
 	defer l.mu.Unlock()
 	now := l.clusterNow()
 	for _, k := range known {
-		l.countGPUTimeLocked(k, now)
+		l.countGPUsLocked(k)
 		if n := podstatus.GPUsHeld(k.pod, now); n > 0 && !k.removed {
 			m.GPUs[k.gpuLabelsLocked()] += n.Float()
 		}
 	}
-	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpuSeconds), maps.Clone(l.gpuBusy)
+	l.gpuTime.Measure(&m)
 	l.warm.Measure(&m)
 	m.Culls, m.Keys = l.endings.Culls(), countKeysLocked(l.keys, known)
 	l.follower.MeasureLocked(&m)
@@ -40,48 +39,19 @@ func (k *kernel) gpuLabelsLocked() launcher.GPULabels {
 	return launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}
 }
 
-// countGPUTimeLocked adds the time for which a kernel's pod has held GPUs, from the last call up to until.
-func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
+// countGPUsLocked adds the time for which a kernel has held GPUs, and for which these have computed, since the last call.
+func (l *Launcher) countGPUsLocked(k *kernel) {
 	if k.removed {
 		return // its time was added at its removal
 	}
-	if k.gpusCountedUntil.IsZero() {
-		k.gpusCountedUntil = l.opts.Cluster.Time(l.opened)
-		if taken := podspec.TakenAt(k.pod); taken.After(k.gpusCountedUntil) {
-			k.gpusCountedUntil = taken // until then it was warm
-		}
-	}
-	if held := podstatus.GPUSeconds(k.pod, k.gpusCountedUntil, until); held > 0 {
-		l.gpuSeconds[k.gpuLabelsLocked()] += held
-	}
-	if until.After(k.gpusCountedUntil) { // a clock may go back: no time counts twice
-		k.gpusCountedUntil = until
-	}
-	l.countGPUUseLocked(k)
-}
-
-// countGPUUseLocked adds the time in which a kernel's GPUs have computed since the last call. The time before this
-// gateway began is not counted, as for the time for which they were held.
-func (l *Launcher) countGPUUseLocked(k *kernel) {
-	var busy time.Duration
+	opened, of := l.opts.Cluster.Time(l.opened), k.gpuLabelsLocked()
+	l.gpuTime.Hold(&k.gpuTime, of, k.pod, opened, l.clusterNow())
 	switch {
 	case k.end != nil:
-		busy = k.end.GPUUse.Busy
+		l.gpuTime.Use(&k.gpuTime, of, k.pod, opened, k.end.GPUUse.Busy)
 	case k.supervisor.HasStatus:
-		busy = k.supervisor.Status.GPUUse.Busy
-	default:
-		return
+		l.gpuTime.Use(&k.gpuTime, of, k.pod, opened, k.supervisor.Status.GPUUse.Busy)
 	}
-	if !k.gpuUseKnown && k.pod.CreationTimestamp.Time.Before(l.opts.Cluster.Time(l.opened).Truncate(time.Second)) {
-		k.gpuBusyCounted = busy
-	}
-	if busy < k.gpuBusyCounted {
-		k.gpuBusyCounted = 0 // it was started again
-	}
-	if grown := busy - k.gpuBusyCounted; grown > 0 {
-		l.gpuBusy[k.gpuLabelsLocked()] += grown.Seconds() * podspec.GPUs(k.pod).Float()
-	}
-	k.gpuBusyCounted, k.gpuUseKnown = busy, true
 }
 
 // start is a start that this launcher has begun. It is kept until the kernel has answered or has failed.
@@ -111,10 +81,12 @@ func (l *Launcher) reportStartLocked(k *kernel) {
 	switch {
 	case k.stop != nil || k.end != nil && k.end.Stopped:
 	case k.supervisor.SaysLocked(api.Idle, api.Busy):
-		phases := podstatus.Phases(k.pod, l.eventsOfLocked(k.pod.UID), k.start.requested, k.start.podCreated, l.clusterNow())
+		phases := podstatus.Phases(k.pod, l.events.Of(k.pod.UID), k.start.requested, k.start.podCreated, l.clusterNow())
 		l.opts.Observer.KernelUp(k.rec.SpecName, phases)
-		if podspec.GPUs(k.pod) > 0 {
-			l.countGPUWaitLocked(k.rec.Flavor, phases)
+		for _, p := range phases { // for how long a pod with GPUs has waited for a node
+			if p.Name == launcher.PhaseScheduled && podspec.GPUs(k.pod) > 0 {
+				l.opts.Observer.GPUWaited(k.rec.Flavor, p.Took)
+			}
 		}
 	case k.end != nil || k.supervisor.SaysLocked(api.Dead):
 		l.opts.Observer.KernelFailed(k.rec.SpecName, podstatus.FailureOf(k.pod))
@@ -122,13 +94,4 @@ func (l *Launcher) reportStartLocked(k *kernel) {
 		return
 	}
 	k.start = nil
-}
-
-// countGPUWaitLocked reports how long a pod with GPUs has waited for a node.
-func (l *Launcher) countGPUWaitLocked(flavor string, phases []launcher.Phase) {
-	for _, p := range phases {
-		if p.Name == launcher.PhaseScheduled {
-			l.opts.Observer.GPUWaited(flavor, p.Took)
-		}
-	}
 }

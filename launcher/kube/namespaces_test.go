@@ -150,8 +150,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestNamespaces_Events: events of other pods never displace events of kernels' pods, and few of them are kept. Events
-// of other namespaces are ignored.
+// TestNamespaces_Events: events that come before their pod are kept, and events of other namespaces are ignored.
 func TestNamespaces_Events(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withNamespaces(t, namespacePolicy))
@@ -161,14 +160,9 @@ func TestNamespaces_Events(t *testing.T) {
 		e.InvolvedObject = corev1.ObjectReference{Kind: "Pod", Name: pod, Namespace: ns, UID: uid}
 		l.handleEvent(&e)
 	}
-	kept := func() int {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return len(l.events) + l.otherEvents.Len()
-	}
 	event("elsewhere", idOf(9)+"-1", "of another system")
-	if n := kept(); n != 0 {
-		t.Errorf("events of %d pods are kept, of another system", n)
+	if n := len(l.events.Of("of another system")); n != 0 {
+		t.Errorf("%d events are kept, of another system", n)
 	}
 	event("kernels-ann", idA+"-1", "early") // as if its informer were faster than that of the pods
 	c.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
@@ -184,9 +178,6 @@ func TestNamespaces_Events(t *testing.T) {
 	if err := startOf(t, l, idB, "ann"); err != nil {
 		t.Fatal(err)
 	}
-	for n := range 2 * maxEventPods {
-		event("kernels-bob", idOf(n)+"-1", types.UID(fmt.Sprint("bob has made ", n)))
-	}
 	late, err := c.CoreV1().Pods("kernels-ann").Get(t.Context(), idB+"-1", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -197,20 +188,16 @@ func TestNamespaces_Events(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := l.eventsOf(k.pod); len(got) != 1 {
+		if got := l.events.Of(k.pod.UID); len(got) != 1 {
 			t.Errorf("of %s there are %d events", id, len(got))
 		}
-	}
-	if n := kept(); n > maxEventPods+2 {
-		t.Errorf("events of %d pods are kept", n)
 	}
 	if err := c.CoreV1().Pods("kernels-ann").Delete(t.Context(), late.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == api.Dead })
-	event("kernels-ann", late.Name, late.UID) // of its end
-	if n := len(l.events); n != 1 {
-		t.Errorf("events of %d kernels are kept after the end of the second of two", n)
+	if got := l.events.Of(late.UID); len(got) != 0 {
+		t.Errorf("of a removed pod there are %d events", len(got))
 	}
 }
 

@@ -47,11 +47,6 @@ func TestUpdateNotes(t *testing.T) {
 	if k.SharedToUse {
 		t.Error("the kernel was shared to read only")
 	}
-	unreadable := &corev1.Pod{}
-	unreadable.Annotations = map[string]string{annotationShared: "{half"}
-	if notes, err := readNotes(unreadable); err == nil || !notes.SharedToUse {
-		t.Errorf("unreadable grants: %+v, %v", notes, err)
-	}
 	conflicts.Store(1000)
 	if err := add("three"); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("with a conflict at each attempt: %v", err)

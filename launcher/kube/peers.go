@@ -40,8 +40,9 @@ func findPeers(ctx context.Context, c *cluster.Cluster,
 	return &peers{c.Namespace, ip}, nil
 }
 
-// joinReplicas makes this gateway and its replicas know each other, and begins to receive their notifications.
-func (l *Launcher) joinReplicas(ctx context.Context) error {
+// join makes this gateway and its replicas know each other, and begins to receive their notifications.
+func (s sharedKernels) join(ctx context.Context) error {
+	l := s.l
 	listener, err := net.Listen("tcp", ":"+strconv.Itoa(replicas.Port))
 	if err != nil {
 		return err
@@ -52,9 +53,10 @@ func (l *Launcher) joinReplicas(ctx context.Context) error {
 }
 
 // newReplicas returns this gateway's replicas, which do not know it yet.
-func (l *Launcher) newReplicas(at *peers, o replicas.Options) (*replicas.Replicas, error) {
+func (s sharedKernels) newReplicas(at *peers, o replicas.Options) (*replicas.Replicas, error) {
+	l := s.l
 	pods := l.client.CoreV1().Pods(at.namespace)
-	o.IP, o.Version, o.Keys, o.Kernels = at.ip, l.opts.Version, l.keys, sharedKernels{l}
+	o.IP, o.Version, o.Keys, o.Kernels = at.ip, l.opts.Version, l.keys, s
 	o.Pods = func(ctx context.Context) ([]corev1.Pod, error) {
 		asking, cancel := l.apiContext(ctx)
 		defer cancel()

@@ -2,10 +2,12 @@ package kube
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
 // reader is a user or group that may see a kernel. Exactly one field is set.
@@ -35,13 +37,13 @@ func (x readerIndex) addLocked(k *kernel, readers []reader) {
 	}
 }
 
-// readersOfLocked returns the kernel's owner, and whom the owner has given a right.
-func (l *Launcher) readersOfLocked(k *kernel) []reader {
+// readersLocked returns the kernel's owner, and whom the owner has given a right.
+func (k *kernel) readersLocked(log *slog.Logger) []reader {
 	all := []reader{{user: k.rec.Owner}}
-	if k.pod.Annotations[annotationShared] == "" {
+	if k.pod.Annotations[podspec.AnnotationShared] == "" {
 		return all // most kernels are shared with no one
 	}
-	for _, grant := range l.notesLocked(k).SharedWith {
+	for _, grant := range k.notesLocked(log).SharedWith {
 		all = append(all, reader{user: grant.User, group: grant.Group})
 	}
 	return all

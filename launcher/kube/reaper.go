@@ -138,7 +138,7 @@ func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
 	if taken := podspec.TakenAt(pod); taken.After(began) {
 		began = taken
 	}
-	if pod.Annotations[annotationClaimed] != unclaimed || l.clusterNow().Sub(began) < l.timing.claim {
+	if pod.Annotations[podspec.AnnotationClaimed] != podspec.Unclaimed || l.clusterNow().Sub(began) < l.timing.claim {
 		return false
 	}
 	l.mu.Lock()
@@ -170,7 +170,7 @@ func (l *Launcher) Claim(id string) {
 	defer l.mu.Unlock()
 	if k := l.kernels[id]; k != nil && !k.claimed {
 		k.claimed = true
-		if k.pod.Annotations[annotationClaimed] == unclaimed {
+		if k.pod.Annotations[podspec.AnnotationClaimed] == podspec.Unclaimed {
 			l.goroutines.Go(func() { l.recordClaim(l.ctx, k) })
 		}
 	}
@@ -181,7 +181,7 @@ func (l *Launcher) recordClaim(ctx context.Context, k *kernel) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
-	if err := l.annotate(ctx, pod, "", map[string]string{annotationClaimed: claimed}); err != nil && l.ctx.Err() == nil {
+	if err := l.annotate(ctx, pod, "", map[string]string{podspec.AnnotationClaimed: podspec.Claimed}); err != nil && l.ctx.Err() == nil {
 		l.log.Debug("a claim could not be recorded; this is tried again", logkey.Pod, pod.Name, logkey.Err, err)
 	}
 }

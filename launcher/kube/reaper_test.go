@@ -72,14 +72,14 @@ func TestReaper_Unclaimed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return pod.Annotations[annotationClaimed]
+		return pod.Annotations[podspec.AnnotationClaimed]
 	}
-	if claimedOf(idA+"-1") != unclaimed {
+	if claimedOf(idA+"-1") != podspec.Unclaimed {
 		t.Fatal("a new pod is claimed")
 	}
 	l.Claim("an unknown id")
 	l.Claim(idA)
-	eventually(t, "the claim in the pod", func() bool { return claimedOf(idA+"-1") == claimed })
+	eventually(t, "the claim in the pod", func() bool { return claimedOf(idA+"-1") == podspec.Claimed })
 	now.Add(int64(4 * time.Minute))
 	before := len(c.Actions())
 	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+2 }) // of the lease
@@ -197,7 +197,7 @@ func TestReaper_ConnectedIsClaimed(t *testing.T) {
 	}
 	l.maintainKernel(t.Context(), k)
 	after, err := c.CoreV1().Pods("ns").Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil || after.Annotations[annotationClaimed] != claimed {
+	if err != nil || after.Annotations[podspec.AnnotationClaimed] != podspec.Claimed {
 		t.Errorf("%v, %v", after.Annotations, err)
 	}
 }

@@ -59,7 +59,7 @@ func (l *Launcher) createSecondPod(ctx context.Context, k *kernel, old *corev1.P
 		return &launcher.FailedError{Reason: "its node refused it, and no second pod could be made: " + err.Error(),
 			Class: launcher.FailedInvalid}
 	}
-	pod.Annotations[annotationClaimed] = old.Annotations[annotationClaimed]
+	pod.Annotations[podspec.AnnotationClaimed] = old.Annotations[podspec.AnnotationClaimed]
 	pod.Annotations[podspec.AnnotationRejected] = old.Status.Reason
 	l.addGate(pod)
 	end := endings.Ending{Reason: "it was stopped before a node took it", At: l.clusterNow().UTC(), Stopped: true}

@@ -78,7 +78,7 @@ func TestRetry(t *testing.T) {
 	eventually(t, "the first pod is removed", func() bool { return !c.podThere(t, idA+"-1") })
 	second := c.pod(t, idA+"-2")
 	if second.Annotations[podspec.AnnotationRejected] != "UnexpectedAdmissionError" ||
-		second.Annotations[annotationClaimed] != unclaimed {
+		second.Annotations[podspec.AnnotationClaimed] != podspec.Unclaimed {
 		t.Errorf("annotations %v", second.Annotations)
 	}
 	l.mu.Lock()

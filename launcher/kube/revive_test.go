@@ -104,9 +104,9 @@ func TestRevive_MutatedPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want.Annotations[annotationClaimed] = claimed
-	want.Annotations[annotationSessions] = `[{"id":"s","path":"a.ipynb","name":"","type":""}]`
-	want.Annotations[annotationSharedToUse], want.Annotations[annotationShared] = "", ""
+	want.Annotations[podspec.AnnotationClaimed] = podspec.Claimed
+	want.Annotations[podspec.AnnotationSessions] = `[{"id":"s","path":"a.ipynb","name":"","type":""}]`
+	want.Annotations[podspec.AnnotationSharedToUse], want.Annotations[podspec.AnnotationShared] = "", ""
 	got := c.pod(t, idA+"-2").DeepCopy()
 	got.UID, got.ResourceVersion, got.CreationTimestamp = "", "", metav1.Time{}
 	if !apiequality.Semantic.DeepEqual(got, want) {

@@ -99,7 +99,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err := l.objects.Seal(pod); err != nil {
 		return launcher.Kernel{}, err
 	}
-	pod.Annotations[annotationClaimed] = unclaimed
+	pod.Annotations[podspec.AnnotationClaimed] = podspec.Unclaimed
 	l.addGate(pod)
 	var k *kernel
 	if err := l.warm.Within(ctx, pod, func(ctx context.Context) (err error) {
@@ -339,11 +339,11 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	if err := l.objects.Seal(pod); err != nil {
 		return nil, nil, err
 	}
-	for _, key := range []string{annotationSessions, annotationShared, annotationSharedToUse} {
+	for _, key := range []string{podspec.AnnotationSessions, podspec.AnnotationShared, podspec.AnnotationSharedToUse} {
 		if value, ok := old.Annotations[key]; ok {
 			pod.Annotations[key] = value
 		}
 	}
-	pod.Annotations[annotationClaimed] = claimed // a request has named it
+	pod.Annotations[podspec.AnnotationClaimed] = podspec.Claimed // a request has named it
 	return pod, req.Flavor, nil
 }

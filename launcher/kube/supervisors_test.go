@@ -382,7 +382,7 @@ func runningPodBy(t testing.TB, o podbuild.Options, n int, req launcher.Request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod.Annotations[annotationClaimed] = claimed
+	pod.Annotations[podspec.AnnotationClaimed] = podspec.Claimed
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", n%20)
 	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
 	pod.Status = corev1.PodStatus{

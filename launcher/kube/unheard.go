@@ -26,7 +26,7 @@ func (l *Launcher) explainStaleLocked(k *kernel) string {
 	if lost.IsZero() || now.Sub(lost) < staleAfter {
 		return ""
 	}
-	return podstatus.Unheard(k.pod, l.eventsOfLocked(k.pod.UID), l.opts.Cluster.Time(lost), l.clusterNow())
+	return podstatus.Unheard(k.pod, l.events.Of(k.pod.UID), l.opts.Cluster.Time(lost), l.clusterNow())
 }
 
 // endUnheard ends a kernel whose pod should have ended, if neither its node nor its supervisor answers. It reports

@@ -10,7 +10,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
@@ -40,14 +39,8 @@ func newWarm(l *Launcher) (*warmpods.Store, error) {
 	})
 }
 
-// warmKernels implements warmpods.Kernels.
+// warmKernels implements warmpods.Kernels, also in gpus.go.
 type warmKernels struct{ l *Launcher }
-
-// GPUWaits implements warmpods.Kernels.
-func (w warmKernels) GPUWaits() []gpuview.Wait { return w.l.gpuWaits() }
-
-// GPUs implements warmpods.Kernels.
-func (w warmKernels) GPUs() launcher.GPUs { return w.l.viewNodes() }
 
 // Unowned implements warmpods.Kernels.
 func (w warmKernels) Unowned() (all []*corev1.Pod) {
@@ -89,7 +82,7 @@ func (w warmKernels) isHalfTaken(pod *corev1.Pod) bool {
 
 // Why implements warmpods.Kernels.
 func (w warmKernels) Why(pod *corev1.Pod) string {
-	return podstatus.Explain(pod, w.l.eventsOf(pod), w.l.clusterNow()).Text
+	return podstatus.Explain(pod, w.l.events.Of(pod.UID), w.l.clusterNow()).Text
 }
 
 // CreateParts implements warmpods.Kernels.

@@ -12,11 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
@@ -27,8 +25,6 @@ import (
 )
 
 const (
-	maxPodEvents = 16               // newest events that are kept of a pod
-	maxEventPods = 4096             // pods that are no known kernels' and whose events are kept, as before they are known
 	updateTime   = 5 * time.Second  // for an update to be sent to a supervisor
 	endUpdateAge = 30 * time.Second // age up to which the end of a kernel's container is sent to its supervisor
 	proofTime    = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
@@ -146,35 +142,10 @@ func (l *Launcher) addHandlers(ns string,
 	})
 	if err := errors.Join(err1, err2,
 		pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(podbuild.TrimmedObject), events.SetTransform(l.trimEvent)); err != nil {
+		pods.SetTransform(podbuild.TrimmedObject), events.SetTransform(l.events.Trim)); err != nil {
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
-}
-
-// trimEvent drops what this gateway does not read of an event. Of a pod that is no kernel's, as all namespaces have
-// them, only the event's name is kept.
-func (l *Launcher) trimEvent(o any) (any, error) {
-	e, ok := o.(*corev1.Event)
-	if !ok {
-		return o, nil // it is a cache.DeletedFinalStateUnknown
-	}
-	if l.kernelOfEvent(e) == "" {
-		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name, UID: e.UID,
-			ResourceVersion: e.ResourceVersion}}, nil
-	}
-	e.SetManagedFields(nil)
-	return e, nil
-}
-
-// kernelOfEvent returns the id of the kernel whose pod an event is about, "" for other pods. The pod's name tells it.
-// Pods may have such names outside the namespaces of kernels, too.
-func (l *Launcher) kernelOfEvent(e *corev1.Event) string {
-	name, ns := e.InvolvedObject.Name, e.Namespace
-	if len(name) < 36 || !launcher.ValidID(name[:36]) || !l.namespaces.MayHave(ns) {
-		return ""
-	}
-	return name[:36]
 }
 
 func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
@@ -196,56 +167,27 @@ func (l *Launcher) handleEvent(o any) {
 	if !ok {
 		return
 	}
-	uid, id := e.InvolvedObject.UID, l.kernelOfEvent(e)
+	id := l.events.KernelOf(e)
 	if id == "" {
 		return
 	}
 	l.mu.Lock()
-	newest := l.eventsOfLocked(uid)
-	same := func(x corev1.Event) bool { return x.UID == e.UID }
-	newest = append(slices.DeleteFunc(slices.Clone(newest), same), *e) // a new list: others may be reading the old one
-	newest = newest[max(0, len(newest)-maxPodEvents):]
 	var pod *corev1.Pod
-	if k := l.kernels[id]; k != nil && k.pod.UID == uid && !k.removed {
+	if k := l.kernels[id]; k != nil && k.pod.UID == e.InvolvedObject.UID && !k.removed {
 		pod = k.pod
-		l.events[uid] = newest
 		k.supervisor.ChangedLocked()
-	} else {
-		l.otherEvents.Add(uid, newest) // of a pod that is not known yet, or is no kernel's
 	}
+	l.events.Add(e, pod != nil)
 	l.mu.Unlock()
 	if pod != nil {
 		l.actOnPod(pod)
 	}
 }
 
-// eventsOf returns the newest events of a pod, oldest first.
-func (l *Launcher) eventsOf(pod *corev1.Pod) []corev1.Event {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.eventsOfLocked(pod.UID)
-}
-
-func (l *Launcher) eventsOfLocked(uid types.UID) []corev1.Event {
-	if known, ok := l.events[uid]; ok {
-		return known
-	}
-	others, _ := l.otherEvents.Peek(uid)
-	return others
-}
-
-// claimEventsLocked keeps the events of a pod that has become a kernel's until the pod is removed.
-func (l *Launcher) claimEventsLocked(uid types.UID) {
-	if others, ok := l.otherEvents.Peek(uid); ok {
-		l.events[uid] = others
-		l.otherEvents.Remove(uid)
-	}
-}
-
 // actOnPod reacts to a change of a pod: a kernel that will never run is ended, and a supervisor receives what its
 // kernel waits for.
 func (l *Launcher) actOnPod(pod *corev1.Pod) {
-	events := l.eventsOf(pod)
+	events := l.events.Of(pod.UID)
 	why, pull := podstatus.Explain(pod, events, l.clusterNow()), podstatus.Pull(pod, events)
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -22,14 +22,6 @@ const (
 	ClaimDiscarded = "discarded"
 )
 
-// AnnotationClaimed of a kernel's pod is Unclaimed from the pod's creation until a client knows the kernel's id, then
-// Claimed.
-const (
-	AnnotationClaimed = Domain + "claimed"
-	Unclaimed         = "false"
-	Claimed           = "true"
-)
-
 // IsDiscarded reports whether a pod's warm kernel was taken and could not be given to its owner. Until the pod is gone,
 // it counts as one of the warm kernels, and not for its owner.
 func IsDiscarded(pod *corev1.Pod) bool { return pod.Annotations[AnnotationClaim] == ClaimDiscarded }
