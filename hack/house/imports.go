@@ -400,9 +400,8 @@ var doors = []struct {
 		[]string{"cmd/ekg-gpu-agent", "launcher/flavor", "launcher/kube", "launcher/kube/admission",
 			"launcher/kube/cluster", "launcher/kube/endings", "launcher/kube/gpuview", "launcher/kube/homes",
 			"launcher/kube/namespaces", "launcher/kube/objects", "launcher/kube/podbuild", "launcher/kube/poddial",
-			"launcher/kube/podevents",
-			"launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/records", "launcher/kube/replicas",
-			"launcher/kube/warmpods", "launcher/kube/wish"},
+			"launcher/kube/podevents", "launcher/kube/podspec", "launcher/kube/podstatus", "launcher/kube/records",
+			"launcher/kube/replicas", "launcher/kube/warmpods", "launcher/kube/wish"},
 		[]string{"deploy", "e2e"},
 	},
 }

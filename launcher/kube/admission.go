@@ -5,7 +5,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -91,13 +90,8 @@ func (c admissionCluster) List(ctx context.Context) (all []corev1.Pod, listed fu
 
 // Read implements admission.Cluster.
 func (c admissionCluster) Read(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
-	asking, cancel := c.l.apiContext(ctx)
-	defer cancel()
-	now, err := c.l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), err == nil && now.UID != pod.UID:
-		return nil, nil
-	case err != nil:
+	now, err := c.l.getPod(ctx, pod.Namespace, pod.Name)
+	if now == nil || now.UID != pod.UID {
 		return nil, err
 	}
 	c.l.updatePod(now)

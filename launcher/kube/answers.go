@@ -44,7 +44,7 @@ func (a *answers) kick() {
 
 // untilAnswered makes an informer's request until the API server answers it. client-go's informers would wait up to
 // 30 s between two attempts, also when the API server answers other requests by then.
-func untilAnswered[T any](ctx context.Context, l *Launcher, ask func() (T, error)) (T, error) {
+func untilAnswered[T any](ctx context.Context, l *watches, ask func() (T, error)) (T, error) {
 	for pause := firstWatchRetry; ; pause = min(2*pause, lastWatchRetry) {
 		got, err := ask()
 		if err == nil || cluster.IsAnswer(err) {

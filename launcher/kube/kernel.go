@@ -39,13 +39,9 @@ type kernel struct {
 	retrying      bool              // its second pod is being created, since a node has rejected the first
 	dequeued      time.Time         // when this launcher saw that Kueue had admitted the pod
 	stop          *stop             // in progress
-	sentReason    podstatus.Reason  // the last reason that was sent to the supervisor
-	sentPull      time.Time         // when the image was pulled whose pull was sent last
-	sentVersion   uint64            // version of the update with sentReason
-	sentEnd       time.Time         // when the container ended whose end was sent last
+	told          told              // of the supervisor
 	nodeNotice    sentNotice        // the last attempt to announce that the pod's node goes away
 	wronglyMarked time.Time         // since when the pod of a kernel in use is marked as evictable; zero: it is not
-	unsent        []waitingUpdate   // updates to be sent, in order; the first is being sent
 	start         *start            // in progress; nil: it is over, or another gateway began it
 	notes         launcher.Notes    // of notesOf
 	notesOf       *corev1.Pod       // the version of the pod whose notes were read last
@@ -149,8 +145,7 @@ func (k *kernel) forgetPodLocked() {
 	k.supervisor.ForgetLocked()
 	k.dequeued = time.Time{}
 	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
-	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
-	k.sentPull = time.Time{}
+	k.told = told{unsent: k.told.unsent}
 	k.nodeNotice = sentNotice{}
 	k.deletionSeen, k.unheard = time.Time{}, false
 }

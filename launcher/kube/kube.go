@@ -19,8 +19,8 @@
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
 // replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, podevents.Store.mu, gpuview.Tally.mu, answers.mu,
-// freshness.marksLock, leaseClock.mu and admission.Term.mu are taken last. No request to the cluster is made while
-// Launcher.mu is held.
+// freshness.marksLock, watches.mu, leaseClock.mu and admission.Term.mu are taken last. No request to the cluster is
+// made while Launcher.mu is held.
 package kube
 
 import (
@@ -34,9 +34,8 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -145,19 +144,16 @@ func realTiming() timing {
 // Launcher runs kernels in pods. It implements launcher.Launcher. All methods may be called concurrently.
 type Launcher struct {
 	launcher.RecordKeeper // records
+	bounded               // requests
 
 	// Fixed.
 	opts        Options
-	client      kubernetes.Interface
 	keys        podspec.MasterKeys
 	namespaces  *namespaces.Set
 	timing      timing
-	log         *slog.Logger
-	informers   []cache.SharedIndexInformer // of pods, one for each namespace
 	supervisors poddial.Supervisors
 	follower    *follow.Follower
 	cancel      context.CancelCauseFunc
-	ctx         context.Context // the launcher's own life, ended by Close
 
 	replicas  *replicas.Replicas // nil: none
 	opened    time.Time
@@ -172,16 +168,16 @@ type Launcher struct {
 	machines  *gpuview.Machines
 	warm      *warmpods.Store
 	events    *podevents.Store
+	watches   *watches
 	gpuTime   gpuview.Tally
 
 	// Guarded by mu.
-	mu            sync.Mutex
-	kernels       map[string]*kernel
-	ordered       []*kernel         // by creation; nil if it must be made; replaced, never changed
-	readers       readerIndex       // the kernels that each user may see
-	brokenWatches map[watchKey]bool // watches that have failed
-	noticesSent   int               // notices about nodes that are being sent
-	term          *admission.Term   // not nil: this gateway decides about limits
+	mu          sync.Mutex
+	kernels     map[string]*kernel
+	ordered     []*kernel       // by creation; nil if it must be made; replaced, never changed
+	readers     readerIndex     // the kernels that each user may see
+	noticesSent int             // notices about nodes that are being sent
+	term        *admission.Term // not nil: this gateway decides about limits
 
 	goroutines goroutines.Group
 }
@@ -212,21 +208,20 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		return nil, err
 	}
 	l := &Launcher{
-		absent:        absent,
-		opts:          o,
-		client:        o.Cluster.Client,
-		keys:          keys,
-		namespaces:    namespaces.New(o.Pods),
-		timing:        tm,
-		log:           o.Log.With(logkey.Component, "kube"),
-		cancel:        cancel,
-		ctx:           life,
-		kernels:       map[string]*kernel{},
-		readers:       readerIndex{},
-		opened:        tm.now(),
-		brokenWatches: map[watchKey]bool{},
+		absent:     absent,
+		opts:       o,
+		bounded:    bounded{client: o.Cluster.Client, ctx: life, limit: tm.api, log: o.Log.With(logkey.Component, "kube")},
+		keys:       keys,
+		namespaces: namespaces.New(o.Pods),
+		timing:     tm,
+		cancel:     cancel,
+		kernels:    map[string]*kernel{},
+		readers:    readerIndex{},
+		opened:     tm.now(),
 	}
 	l.events = podevents.New(l.namespaces.MayHave)
+	l.watches = &watches{client: l.client, ctx: life, resync: tm.resync, namespaces: l.namespaces, answers: &l.answers,
+		goroutines: &l.goroutines, log: l.log, broken: map[watchKey]bool{}}
 	o.Cluster.Report(o.Observer, l.answers.kick)
 	if o.Warm != nil && o.Pods.NamespacePerOwner() {
 		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
@@ -276,9 +271,15 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	for _, ns := range l.namespaces.Common() {
 		l.endings.Read(ctx, ns)
 	}
-	if err := l.startInformers(ctx); err != nil {
+	if err := l.watches.start(ctx, o.Pods.Namespace, handlers{
+		updated:   func(pod *corev1.Pod) { l.handlePod(pod, l.updatePod) },
+		removed:   func(pod *corev1.Pod) { l.handlePod(pod, l.podRemoved) },
+		event:     l.handleEvent,
+		trimEvent: l.events.Trim,
+	}); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
+	l.freshness.proved(tm.now())
 	if l.warm, err = newWarm(l); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -332,10 +333,3 @@ func (l *Launcher) Close() error {
 
 // clusterNow is the time by the API server's clock.
 func (l *Launcher) clusterNow() time.Time { return l.opts.Cluster.Time(l.timing.now()) }
-
-// apiContext bounds one request to the API server. It ends with the launcher, too.
-func (l *Launcher) apiContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, l.timing.api)
-	stop := context.AfterFunc(l.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
-}

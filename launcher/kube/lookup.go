@@ -5,8 +5,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -77,20 +75,6 @@ func (l *Launcher) lookFor(ctx context.Context, id string) error {
 		return nil
 	}
 	return l.refresh(ctx, id)
-}
-
-// getPod returns a pod of the cluster, nil if there is no such pod.
-func (l *Launcher) getPod(ctx context.Context, ns, name string) (*corev1.Pod, error) {
-	asking, cancel := l.apiContext(ctx)
-	defer cancel()
-	pod, err := l.client.CoreV1().Pods(ns).Get(asking, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, l.unavailable(ctx, "pod "+ns+"/"+name, err)
-	}
-	return pod, nil
 }
 
 // lookUp returns the kernel from memory, nil if it is unknown.

@@ -39,7 +39,8 @@ func (k *kernel) gpuLabelsLocked() launcher.GPULabels {
 	return launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}
 }
 
-// countGPUsLocked adds the time for which a kernel has held GPUs, and for which these have computed, since the last call.
+// countGPUsLocked adds the time since the last call for which a kernel has held GPUs, and that for which these have
+// computed.
 func (l *Launcher) countGPUsLocked(k *kernel) {
 	if k.removed {
 		return // its time was added at its removal

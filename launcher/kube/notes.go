@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -65,25 +64,12 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 		case !apierrors.IsConflict(err):
 			return launcher.Notes{}, l.unavailable(ctx, "change of a pod's notes", err)
 		}
-		asking, cancel := l.apiContext(ctx)
-		pod, err = l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
-		cancel()
-		switch {
-		case apierrors.IsNotFound(err):
+		if pod, err = l.getPod(ctx, pod.Namespace, pod.Name); err != nil {
+			return launcher.Notes{}, err
+		} else if pod == nil {
 			return launcher.Notes{}, l.goneError(id)
-		case err != nil:
-			return launcher.Notes{}, l.unavailable(ctx, "pod", err)
 		}
 		l.updatePod(pod)
 	}
 	return launcher.Notes{}, fmt.Errorf("%w: its notes are being changed by others", launcher.ErrUnavailable)
-}
-
-// unavailable returns the error for a request that the cluster did not answer or could not carry out.
-func (l *Launcher) unavailable(ctx context.Context, what string, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	l.log.Warn("the cluster does not answer", logkey.What, what, logkey.Err, err)
-	return errNoAnswer
 }

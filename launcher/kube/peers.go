@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -66,7 +67,8 @@ func (s sharedKernels) newReplicas(at *peers, o replicas.Options) (*replicas.Rep
 		}
 		return list.Items, nil
 	}
-	o.Watched = persistent(l, nil, pods, func(o *metav1.ListOptions) { o.LabelSelector = replicas.Selector })
+	o.Watched = l.watches.persistent(nil,
+		gpuview.ListWatch(pods, func(o *metav1.ListOptions) { o.LabelSelector = replicas.Selector }))
 	o.Goroutines, o.Log = &l.goroutines, l.log
 	return replicas.New(l.ctx, o)
 }

@@ -50,7 +50,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 		l.announceNodes()
 		l.markEvictable(ctx)
 		l.warm.Keep(ctx)
-		for _, informer := range l.informers {
+		for _, informer := range l.watches.pods {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)
 				switch {
@@ -181,7 +181,8 @@ func (l *Launcher) recordClaim(ctx context.Context, k *kernel) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
-	if err := l.annotate(ctx, pod, "", map[string]string{podspec.AnnotationClaimed: podspec.Claimed}); err != nil && l.ctx.Err() == nil {
+	err := l.annotate(ctx, pod, "", map[string]string{podspec.AnnotationClaimed: podspec.Claimed})
+	if err != nil && l.ctx.Err() == nil {
 		l.log.Debug("a claim could not be recorded; this is tried again", logkey.Pod, pod.Name, logkey.Err, err)
 	}
 }

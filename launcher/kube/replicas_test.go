@@ -79,7 +79,8 @@ func (n *replicaNet) cutOff(ip string, cut bool) {
 	n.cut[ip] = cut
 }
 
-// join makes a launcher a replica: as sharedKernels.join does, but without a port, and without watching the replicas' pods.
+// join makes a launcher a replica: as sharedKernels.join does, but without a port, and without watching the replicas'
+// pods.
 func (n *replicaNet) join(l *Launcher, ip string) *replicas.Replicas {
 	n.t.Helper()
 	n.addPod(ip)
@@ -108,7 +109,8 @@ func (n *replicaNet) addPod(ip string) {
 // begin makes a launcher a replica that has not introduced itself.
 func (n *replicaNet) begin(l *Launcher, ip string) *replicas.Replicas {
 	n.t.Helper()
-	r, err := sharedKernels{l}.newReplicas(&peers{"gateways", ip}, replicas.Options{Name: "ekg-" + ip, Transport: carrier{n, ip}})
+	r, err := sharedKernels{l}.newReplicas(&peers{"gateways", ip},
+		replicas.Options{Name: "ekg-" + ip, Transport: carrier{n, ip}})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -253,18 +253,6 @@ func partFailed(part string, err error) *launcher.FailedError {
 	return &launcher.FailedError{Reason: "its " + part + " could not be created: " + why, Class: class}
 }
 
-// deletePod deletes exactly this pod, with its grace period.
-func (l *Launcher) deletePod(ctx context.Context, pod *corev1.Pod) error {
-	asking, cancel := l.apiContext(ctx)
-	defer cancel()
-	err := l.client.CoreV1().Pods(pod.Namespace).Delete(
-		asking, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone, or another pod has its name
-		return nil
-	}
-	return err
-}
-
 // Revive creates the next pod of a kernel whose last pod has ended. It is built from what Start was given, under the
 // present policy. A pod whose supervisor this gateway cannot speak to is ended before.
 func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, error) {

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
@@ -216,10 +215,7 @@ func (l *Launcher) awaitRemoval(k *kernel, pod *corev1.Pod) error {
 		if l.ctx.Err() != nil {
 			return errClosed
 		}
-		asking, cancel := l.apiContext(l.ctx)
-		got, err := l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
-		cancel()
-		if apierrors.IsNotFound(err) || err == nil && got.UID != pod.UID {
+		if got, err := l.getPod(l.ctx, pod.Namespace, pod.Name); err == nil && (got == nil || got.UID != pod.UID) {
 			l.podRemoved(pod)
 			return nil
 		}

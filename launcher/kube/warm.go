@@ -44,7 +44,7 @@ type warmKernels struct{ l *Launcher }
 
 // Unowned implements warmpods.Kernels.
 func (w warmKernels) Unowned() (all []*corev1.Pod) {
-	for _, informer := range w.l.informers {
+	for _, informer := range w.l.watches.pods {
 		for _, o := range informer.GetStore().List() {
 			if pod, ok := o.(*corev1.Pod); ok && !podspec.TakenAt(pod).IsZero() {
 				if given, _ := w.taken(pod); given || podspec.IsDiscarded(pod) {

@@ -2,22 +2,12 @@ package kube
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -25,148 +15,22 @@ import (
 )
 
 const (
-	updateTime   = 5 * time.Second  // for an update to be sent to a supervisor
-	endUpdateAge = 30 * time.Second // age up to which the end of a kernel's container is sent to its supervisor
-	proofTime    = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
-	proofPause   = 2 * time.Second  // after a failed proof, before the next one
+	updateTime = 5 * time.Second // for an update to be sent to a supervisor
+	proofTime  = 3 * time.Second // for the cluster to prove that a list of kernels is fresh
+	proofPause = 2 * time.Second // after a failed proof, before the next one
 )
 
-// selectPodEvents selects the events of pods.
-const selectPodEvents = "involvedObject.kind=Pod"
-
-// startInformers watches pods and their events in every namespace. It returns when all existing objects have been
-// recorded.
-func (l *Launcher) startInformers(ctx context.Context) error {
-	var synced []cache.InformerSynced
-	for _, ns := range l.namespaces.Watched() {
-		pods := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "pods"}, l.client.CoreV1().Pods(ns),
-			func(o *metav1.ListOptions) { o.LabelSelector = podspec.SelectManaged }), &corev1.Pod{}, l.timing.resync, nil)
-		events := cache.NewSharedIndexInformer(persistent(l, &watchKey{ns, "events"}, l.client.CoreV1().Events(ns),
-			func(o *metav1.ListOptions) { o.FieldSelector = selectPodEvents }), &corev1.Event{}, l.timing.resync, nil)
-		entered, err := l.addHandlers(ns, pods, events)
-		if err != nil {
-			return err
-		}
-		l.informers = append(l.informers, pods)
-		settled := l.namespaces.Track(ns, entered)
-		if ns == l.namespaces.WatchOf(l.opts.Pods.Namespace) {
-			synced = append(synced, entered...) // without access to its own namespace, a gateway does not become ready
-		} else {
-			synced = append(synced, settled)
-		}
-		for _, informer := range []cache.SharedIndexInformer{pods, events} {
-			l.goroutines.Go(func() { informer.Run(l.ctx.Done()) })
-		}
-	}
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		err := context.Cause(ctx)
-		if why := l.namespaces.Denial(l.opts.Pods.Namespace); why != "" {
-			err = errors.New(why)
-		}
-		return fmt.Errorf("the cluster's pods could not be listed: %w", err)
-	}
-	l.freshness.proved(l.timing.now())
-	return nil
-}
-
-// listWatcher is a client of one resource.
-type listWatcher[L runtime.Object] interface {
-	List(context.Context, metav1.ListOptions) (L, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}
-
-// persistent lists and then watches with a client of one resource, and repeats requests that are not answered. Whether
-// they work is recorded under a key that is not nil, so the gateway can say why kernels cannot be listed.
-func persistent[L runtime.Object](
-	l *Launcher, key *watchKey, client listWatcher[L], choose func(*metav1.ListOptions),
-) cache.ListerWatcher {
-	return gpuview.ListThenWatch{ListWatch: &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			choose(&o)
-			return untilAnswered(ctx, l, func() (L, error) {
-				list, err := client.List(ctx, o)
-				l.trackWatch(key, false, err)
-				return list, err
-			})
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			choose(&o)
-			return untilAnswered(ctx, l, func() (watch.Interface, error) {
-				w, err := client.Watch(ctx, o)
-				l.trackWatch(key, true, err)
-				return w, err
-			})
-		},
-	}}
-}
-
-// watchKey names what an informer watches.
-type watchKey struct{ namespace, resource string }
-
-// trackWatch records whether a list or watch request works. Informers do not report failures: while the API server
-// refuses connections they retry silently, up to a minute apart. Only a watch that works clears the record of a
-// failure.
-func (l *Launcher) trackWatch(key *watchKey, mends bool, err error) {
-	if key == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err != nil {
-		l.brokenWatches[*key] = true
-	} else if mends {
-		delete(l.brokenWatches, *key)
-	}
-}
-
-// addHandlers makes the launcher record what two informers report. synced report whether their first lists have been
-// recorded.
-func (l *Launcher) addHandlers(ns string,
-	pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
-	complain := func(_ context.Context, _ *cache.Reflector, err error) {
-		if l.namespaces.Deny(ns, err) {
-			l.log.Error("this gateway may not list pods in a namespace", logkey.Namespace, ns, logkey.Err,
-				l.namespaces.Denial(ns))
-			return
-		}
-		l.log.Warn("the cluster's pods cannot be watched; this is tried again", logkey.Namespace, ns, logkey.Err, err)
-	}
-	p, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { l.handlePod(o, l.updatePod) },
-		UpdateFunc: func(_, o any) { l.handlePod(o, l.updatePod) },
-		DeleteFunc: func(o any) { l.handlePod(o, l.podRemoved) },
-	})
-	e, err2 := events.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    l.handleEvent,
-		UpdateFunc: func(_, o any) { l.handleEvent(o) },
-	})
-	if err := errors.Join(err1, err2,
-		pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(podbuild.TrimmedObject), events.SetTransform(l.events.Trim)); err != nil {
-		return nil, err
-	}
-	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
-}
-
-func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
-	if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
-		o = d.Obj
-	}
-	if pod, ok := o.(*corev1.Pod); ok {
-		enter(pod)
-		l.actOnPod(pod)
-		if l.reaping.Load() {
-			l.warm.Notice(pod)
-		}
+// handlePod enters what an informer or a list reports of a pod.
+func (l *Launcher) handlePod(pod *corev1.Pod, enter func(*corev1.Pod)) {
+	enter(pod)
+	l.actOnPod(pod)
+	if l.reaping.Load() {
+		l.warm.Notice(pod)
 	}
 }
 
 // handleEvent keeps an event of a kernel's pod.
-func (l *Launcher) handleEvent(o any) {
-	e, ok := o.(*corev1.Event)
-	if !ok {
-		return
-	}
+func (l *Launcher) handleEvent(e *corev1.Event) {
 	id := l.events.KernelOf(e)
 	if id == "" {
 		return
@@ -201,28 +65,11 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 		}
 		return
 	}
-	// The end of the kernel's container is sent first: the supervisor waits for it, to show it in the cell.
-	if end := podstatus.KernelEnd(pod); k.supervisor.Streaming && end.Class == podstatus.ClassDied &&
-		!end.Since.Equal(k.sentEnd) &&
-		l.clusterNow().Sub(end.Since) < endUpdateAge {
-		k.sentEnd, why = end.Since, end
+	if !k.supervisor.Streaming {
+		return
 	}
-	pulled := pull != nil && !pull.At.Equal(k.sentPull) && (why.Class == "" || why.Class == podstatus.ClassWaiting)
-	if k.supervisor.Streaming && (pulled || why.Class != k.sentReason.Class || why.Text != k.sentReason.Text) {
-		version, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
-		if err != nil {
-			return // no version can be made from it
-		}
-		// Newer updates have greater versions, whichever gateway sends them. An event changes the reason without a new
-		// version of the pod.
-		if version <<= 8; version <= k.sentVersion {
-			version = k.sentVersion + 1
-		}
-		k.sentReason, k.sentVersion = why, version
-		if pull != nil {
-			k.sentPull = pull.At
-		}
-		l.queueUpdateLocked(k, pod, api.Waiting{Class: string(why.Class), Text: why.Text, Version: version, Pulled: pull})
+	if said, news := k.told.news(pod, why, pull, l.clusterNow()); news {
+		k.told.queue(pod, said, func() bool { return l.goroutines.Go(func() { l.sendUpdates(k) }) })
 	}
 }
 
@@ -239,34 +86,12 @@ func (k *kernel) isUnstartedLocked() bool {
 	return st == nil || st.State.Running == nil && st.State.Terminated == nil && st.RestartCount == 0
 }
 
-// waitingUpdate is an update that has to be sent to the supervisor in a pod.
-type waitingUpdate struct {
-	pod     *corev1.Pod
-	waiting api.Waiting
-}
-
-// queueUpdateLocked sends a supervisor what its kernel waits for, or how its container ended. Updates are sent one
-// after the other: the supervisor ignores older versions, so an end could be lost if the container is restarted at
-// once. An update that is out of date before it is sent is dropped, unless it is an end.
-func (l *Launcher) queueUpdateLocked(k *kernel, pod *corev1.Pod, said api.Waiting) {
-	if said.Class == "" {
-		said.Class = api.WaitingClass // there is nothing to wait for
-	}
-	if last := len(k.unsent) - 1; last > 0 && k.unsent[last].waiting.Class != api.DiedClass {
-		k.unsent = k.unsent[:last]
-	}
-	if k.unsent = append(k.unsent, waitingUpdate{pod, said}); len(k.unsent) == 1 &&
-		!l.goroutines.Go(func() { l.sendUpdates(k) }) {
-		k.unsent = nil // the launcher is closed
-	}
-}
-
 // sendUpdates sends the queued updates.
 func (l *Launcher) sendUpdates(k *kernel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for ; len(k.unsent) > 0; k.unsent = k.unsent[1:] {
-		n := k.unsent[0]
+	for ; len(k.told.unsent) > 0; k.told.unsent = k.told.unsent[1:] {
+		n := k.told.unsent[0]
 		l.mu.Unlock()
 		client, err := l.supervisors.Client(n.pod)
 		if err == nil {
@@ -279,7 +104,7 @@ func (l *Launcher) sendUpdates(k *kernel) {
 		}
 		l.mu.Lock()
 		if err != nil && n.waiting.Pulled != nil && k.pod.UID == n.pod.UID {
-			k.sentPull = time.Time{} // the next update has it again
+			k.told.pull = time.Time{} // the next update has it again
 		}
 	}
 }
@@ -341,7 +166,7 @@ func (f followed) Receive(_ api.Status, enterLocked func() (follow.Supervisor, b
 	}
 	l.reportStartLocked(k)
 	if !before.Streaming {
-		k.sentReason, k.sentPull = podstatus.Reason{}, time.Time{} // a restarted supervisor has received nothing
+		k.told.reason, k.told.pull = podstatus.Reason{}, time.Time{} // a restarted supervisor has received nothing
 	}
 	pod := k.pod
 	l.mu.Unlock()
@@ -352,24 +177,10 @@ func (f followed) Receive(_ api.Status, enterLocked func() (follow.Supervisor, b
 
 // catchUp lists pods while a watch has failed: kernels that start would stay unknown until the watch works again.
 func (l *Launcher) catchUp(ctx context.Context) {
-	l.mu.Lock()
-	missing := slices.Collect(maps.Keys(l.brokenWatches))
-	l.mu.Unlock()
-	if !slices.ContainsFunc(missing, func(w watchKey) bool { return l.namespaces.Denial(w.namespace) == "" }) {
+	if !l.watches.failing() {
 		return
 	}
 	if err := l.proveFresh(ctx); err != nil {
 		l.log.Debug("the cluster's pods could not be listed", logkey.Err, err)
 	}
-}
-
-// listPods lists pods in the cluster, without recording them.
-func (l *Launcher) listPods(ctx context.Context, ns, selector string) (*corev1.PodList, error) {
-	asking, cancel := l.apiContext(ctx)
-	defer cancel()
-	pods, err := l.client.CoreV1().Pods(ns).List(asking, metav1.ListOptions{LabelSelector: selector})
-	if err != nil {
-		return nil, l.unavailable(ctx, "list of pods in "+ns, err)
-	}
-	return pods, nil
 }

@@ -52,9 +52,9 @@ func TestBrokenWatches(t *testing.T) {
 	eventually(t, "the kernel is known", func() bool { return len(l.snapshot()) == 1 })
 	refused.Store(false)
 	eventually(t, "it watches again", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return len(l.brokenWatches) == 0
+		l.watches.mu.Lock()
+		defer l.watches.mu.Unlock()
+		return len(l.watches.broken) == 0
 	})
 }
 
@@ -199,7 +199,7 @@ func TestWatch_End(t *testing.T) {
 		poll.Until(t, "the update is queued", func() bool { // which no change of the kernel announces
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return len(k.unsent) == i+1
+			return len(k.told.unsent) == i+1
 		})
 	}
 	close(s.hold)
@@ -286,8 +286,8 @@ func TestPods_Trimmed(t *testing.T) {
 			t.Errorf("from %s: %+v", from, pod.Spec)
 		}
 	}
-	eventually(t, "the informer's pod", func() bool { return len(l.informers[0].GetStore().List()) == 1 })
-	if pod := l.informers[0].GetStore().List()[0].(*corev1.Pod); len(pod.Spec.Volumes) > 0 {
+	eventually(t, "the informer's pod", func() bool { return len(l.watches.pods[0].GetStore().List()) == 1 })
+	if pod := l.watches.pods[0].GetStore().List()[0].(*corev1.Pod); len(pod.Spec.Volumes) > 0 {
 		t.Errorf("the informer keeps %+v", pod.Spec)
 	}
 }

@@ -64,11 +64,13 @@ func TestStore_Trim(t *testing.T) {
 	s := New(func(ns string) bool { return ns == "ns" })
 	other := event("ns", "pod", 0)
 	other.InvolvedObject.Name = "web-1"
-	for want, e := range map[string]*corev1.Event{id: event("ns", "pod", 0), "": event("elsewhere", "pod", 0), "no": other} {
+	for want, e := range map[string]*corev1.Event{id: event("ns", "pod", 0), "": event("elsewhere", "pod", 0),
+		"no": other} {
 		kernel := s.KernelOf(e)
 		o, err := s.Trim(e)
 		trimmed, ok := o.(*corev1.Event)
-		if err != nil || !ok || trimmed.Name != "e0" || (trimmed.Message != "") != (want == id) || (kernel == id) != (want == id) {
+		if err != nil || !ok || trimmed.Name != "e0" || (trimmed.Message != "") != (want == id) ||
+			(kernel == id) != (want == id) {
 			t.Errorf("%q: %+v, %v", kernel, o, err)
 		}
 	}
