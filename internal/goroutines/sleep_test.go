@@ -36,3 +36,17 @@ func TestSleep_EndsWithItsContext(t *testing.T) {
 		}
 	})
 }
+
+func TestWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		done := make(chan struct{})
+		time.AfterFunc(time.Minute, func() { close(done) })
+		began := time.Now()
+		if goroutines.Within(done, time.Second) || time.Since(began) != time.Second {
+			t.Errorf("it waited for %s, not for its limit", time.Since(began))
+		}
+		if !goroutines.Within(done, time.Hour) || time.Since(began) != time.Minute {
+			t.Errorf("it waited for %s, not until it is done", time.Since(began))
+		}
+	})
+}

@@ -124,12 +124,8 @@ func dialUntil(ctx context.Context, endpoint string, kind zeromq.Kind, identity 
 		if errors.Is(err, zeromq.ErrProtocol) {
 			return nil, err
 		}
-		t := time.NewTimer(min(max(dialRetry, time.Since(begun)/20), dialRetryMost))
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if goroutines.Sleep(ctx, min(max(dialRetry, time.Since(begun)/20), dialRetryMost)) != nil {
 			return nil, err
-		case <-t.C:
 		}
 	}
 }
@@ -142,21 +138,13 @@ func (b *bridge) start() {
 	b.endWaits = endWaits
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
-		b.run(func() { b.read(waits, c) })
+		b.wg.Go(func() { b.read(waits, c) })
 		if c != jupyter.IOPub {
-			b.run(func() { b.send(ctx, c) })
+			b.wg.Go(func() { b.send(ctx, c) })
 		}
 	}
-	b.run(func() { b.nudge(ctx) })
-	b.run(func() { b.keepBeating(ctx) })
-}
-
-func (b *bridge) run(f func()) {
-	b.wg.Add(1)
-	go func() {
-		defer b.wg.Done()
-		f()
-	}()
+	b.wg.Go(func() { b.nudge(ctx) })
+	b.wg.Go(func() { b.keepBeating(ctx) })
 }
 
 // drain waits until everything that the kernel sent before its end is delivered, or the limit has passed. Output waits

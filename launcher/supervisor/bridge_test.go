@@ -37,7 +37,7 @@ func TestBridge_DrainEndsWaits(t *testing.T) {
 		awaitDisk: func(ctx context.Context, _ int) { <-ctx.Done() }}
 	b.sockets[jupyter.IOPub] = &lastWords{messages: [][][]byte{m.Frames(signer), m.Frames(signer)}}
 	b.readers.Store(1)
-	b.run(func() { b.read(waits, jupyter.IOPub) })
+	b.wg.Go(func() { b.read(waits, jupyter.IOPub) })
 	b.drain(testLimit)
 	b.wg.Wait()
 	if delivered != 2 {

@@ -78,7 +78,8 @@ func (c *culling) announce(reason string) {
 	for sess := range c.clients.sessions.All() {
 		c.clients.notices.Cull.Add(sess.Number, sess.LastCell)
 	}
-	c.clients.notices.Cull.End("This kernel was ended at " + shownTime(c.clients.now()) + ": " + reason + ". Its variables are gone.")
+	c.clients.notices.Cull.End("This kernel was ended at " + shownTime(c.clients.now()) + ": " + reason +
+		". Its variables are gone.")
 }
 
 // Keep implements routes.Kernel.

@@ -61,7 +61,6 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) (out outcome) {
 	if !l.begin(ctx, op, &out) {
 		return out
 	}
-	defer l.started.Close()
 	s.logger.Info("kernel started", logkey.Epoch, s.kernel.epoch, logkey.PID, l.proc.PID(), logkey.Adopted,
 		l.started.Adopted)
 	l.next, l.meter = make(chan *bridge, 1), meter{load: activity.NewLoad(&s.cfg.Cull)}
@@ -89,9 +88,7 @@ func (l *life) connect(ctx context.Context) {
 	l.disconnect()
 	ctx, l.abandon = context.WithCancel(ctx)
 	identity := l.s.identity
-	l.dialing.Add(1)
-	go func() {
-		defer l.dialing.Done()
+	l.dialing.Go(func() {
 		if err := l.started.Await(ctx); err != nil {
 			if !errors.Is(err, context.Canceled) {
 				l.giveUp(err.Error())
@@ -105,7 +102,7 @@ func (l *life) connect(ctx context.Context) {
 		case ctx.Err() == nil:
 			l.giveUp(fmt.Sprintf("the kernel's program does not speak Jupyter's protocol: %v", err))
 		}
-	}()
+	})
 }
 
 // disconnect closes the present bridge and ends the attempt to connect another.

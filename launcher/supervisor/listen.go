@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
@@ -52,14 +53,11 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 		l.Close() //nolint:errcheck // nothing was sent
 		return err
 	}
-	listening := make(chan struct{})
-	go func() {
-		defer close(listening)
-		s.container.Serve()
-	}()
+	var listening sync.WaitGroup
+	listening.Go(s.container.Serve)
 	err = s.serve(ctx, l)
 	s.container.Close(s.ending.JSON())
-	<-listening
+	listening.Wait()
 	return err
 }
 

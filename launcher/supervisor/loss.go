@@ -134,7 +134,8 @@ func (s *Supervisor) watchLosses(ctx context.Context) {
 func (s *Supervisor) findLosses() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	missing := s.kernel.bridge != nil && s.clients.announceGaps(&s.kernel.bridge.gaps) // first: an ended cell shows nothing more
+	b := s.kernel.bridge
+	missing := b != nil && s.clients.announceGaps(&b.gaps) // first: an ended cell shows nothing more
 	idles := s.clients.endLostIdles()
 	return missing || idles
 }

@@ -63,23 +63,14 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 	return b
 }
 
-// fate is what became of the kernel of the previous supervisor.
-type fate int
-
-const (
-	alive     fate = iota // it is adopted
-	died                  // it ended while no supervisor was there
-	restarted             // a user restarts it
-)
-
 // restore restores the clients' sessions and requests from the previous supervisor, if there was one. A notice in the
 // clients' cells says that undelivered output is lost.
 //
 // If the kernel lives, its requests are doubtful, as after a broken connection. Requests that have no answer when the
 // kernel answers the supervisor's first request will get none. If the kernel has died meanwhile, all of them end here.
 // If it is restarted, they end with life.endUnstarted.
-func (s *Supervisor) restore(kernel fate) {
-	saved, lives := s.inherited, kernel == alive
+func (s *Supervisor) restore(kernel starter.Fate) {
+	saved, lives := s.inherited, kernel == starter.Lives
 	if !lives && saved.Epoch == 0 {
 		return // there was no other supervisor
 	}
@@ -102,7 +93,7 @@ func (s *Supervisor) restore(kernel fate) {
 		s.clients.adoptRunning(saved.Requests, savedstate.NewPast(saved.Use, s.now(), s.sinceBoot()))
 		return
 	}
-	if kernel == died {
+	if kernel == starter.Died {
 		s.clients.abortAll("error", "KernelDied", starter.PlaceOf(&s.cfg).Kernel()+" ended while its supervisor was away")
 	}
 }
@@ -158,11 +149,11 @@ func (cs *clients) restoreRequests(
 
 // announceRestore shows each restored session that output is lost: in its running or waiting cell, else in its
 // last one.
-func (cs *clients) announceRestore(restored map[string]*session.Session, cells map[uint64][]byte, kernel fate) {
+func (cs *clients) announceRestore(restored map[string]*session.Session, cells map[uint64][]byte, kernel starter.Fate) {
 	what := [...]string{
-		alive:     "The kernel still runs and has its variables",
-		died:      "The kernel has died meanwhile, and another is started",
-		restarted: "The kernel is restarted",
+		starter.Lives:     "The kernel still runs and has its variables",
+		starter.Died:      "The kernel has died meanwhile, and another is started",
+		starter.Restarted: "The kernel is restarted",
 	}[kernel]
 	for _, sess := range restored {
 		cell := cells[sess.Number]

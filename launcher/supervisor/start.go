@@ -62,20 +62,11 @@ func (l *life) begin(ctx context.Context, op *operation, out *outcome) bool {
 // start tries once to start the process.
 func (l *life) start(ctx context.Context) (err error) {
 	env, dir := l.s.assigning.settings()
-	l.started, err = l.s.starter.Start(ctx, starter.Life{Env: env, Dir: dir, First: l.first(), Found: l.found})
+	l.started, err = l.s.starter.Start(ctx, starter.Life{Env: env, Dir: dir, First: l.first(), Found: l.s.restore})
 	if err == nil {
 		l.proc = l.started.Process
 	}
 	return err
-}
-
-// found restores what the previous supervisor has left, if there was one.
-func (l *life) found(lives bool) {
-	if lives {
-		l.s.restore(alive)
-	} else {
-		l.s.restore(died)
-	}
 }
 
 // first reports whether this supervisor has not run the kernel yet.
@@ -110,11 +101,9 @@ func (s *Supervisor) beginLife(proc starter.Process, op *operation) {
 func (l *life) awaitContainer(ctx context.Context, out *outcome) bool {
 	s := l.s
 	patience := nextContainer
-	s.mu.Lock()
-	if !s.kernel.everUp() {
+	if l.first() {
 		patience = firstContainer
 	}
-	s.mu.Unlock()
 	operations, ended := s.operations.requested, ctx.Done()
 	if s.cfg.SameMachine {
 		// The child is there, and connects again soon. It may run a kernel, which can be stopped and restarted only then.
@@ -147,7 +136,7 @@ func (l *life) awaitContainer(ctx context.Context, out *outcome) bool {
 			// kernel of the previous supervisor, the starter ends it.
 			s.starter.Replace()
 			if l.first() {
-				s.restore(restarted)
+				s.restore(starter.Restarted)
 			}
 			l.endUnstarted(&outcome{op: op})
 			s.beginLife(nil, op)

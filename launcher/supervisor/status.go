@@ -72,13 +72,17 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		KeepUntil:    s.use.Kept(),
 		LogBytes:     size,
 		LogLimit:     limit,
-		Counts:       s.countsLocked(),
+		Counts:       s.traffic.read(),
 		GPU:          s.use.Held(),
 		GPUUse:       s.use.GPUs.Sum,
 		GPUs:         len(s.cfg.GPUSamples.Devices),
 		Started:      s.use.Started.UTC(),
 		Warm:         s.assigning.warm,
 		Memory:       s.kernel.memory().Bytes,
+	}
+	st.Counts.LogEvicted = s.log.Evicted()
+	if s.kernel.adopted && !s.inherited.Left {
+		st.Counts.Failed = 1
 	}
 	if s.kernel.process != nil {
 		st.KernelPID = s.kernel.process.PID()
@@ -87,13 +91,4 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		st.ParentPID = os.Getppid()
 	}
 	return st, s.change
-}
-
-func (s *Supervisor) countsLocked() api.Counts {
-	c := s.traffic.read()
-	c.LogEvicted = s.log.Evicted()
-	if s.kernel.adopted && !s.inherited.Left {
-		c.Failed = 1
-	}
-	return c
 }

@@ -93,7 +93,7 @@ func (l *life) stopProcess(restart bool) {
 		}
 		freed := make(chan struct{}) // closed if nothing of the kernel's launcher delays its end
 		// In the background: a kernel that does not read must not delay the signals.
-		b.run(func() {
+		b.wg.Go(func() {
 			if l.freeOfListener(b) {
 				close(freed)
 			}
@@ -141,7 +141,7 @@ func (l *life) interruptRunning(b *bridge) (ended bool) {
 	s.kernel.interruption = i
 	s.mu.Unlock()
 	if interruptMode(&s.cfg, proc) == "message" {
-		b.run(func() {
+		b.wg.Go(func() {
 			if err := b.request(jupyter.Control, "interrupt_request", struct{}{}); err != nil {
 				b.fail(err)
 			}

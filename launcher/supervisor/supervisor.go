@@ -343,25 +343,19 @@ func (s *Supervisor) Run(ctx context.Context) {
 	wg.Go(func() { memory.LimitGrowth(janitorCtx) })
 	wg.Go(func() { s.processors.Run(janitorCtx) })
 	if s.cfg.SpillDir != "" {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			s.log.Spill(janitorCtx, s.announceDisk)
-		}()
+		wg.Go(func() { s.log.Spill(janitorCtx, s.announceDisk) })
 	}
 	if s.stateFile != nil {
 		var err error
 		if s.inherited, err = s.stateFile.Read(); err != nil {
 			s.logger.Error("the state that the previous supervisor has saved cannot be read", logkey.Err, err)
 		}
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			if s.inherited.Epoch == 0 && goroutines.Sleep(janitorCtx, savedstate.Pause) != nil {
 				return // one write for a start, not two: until now no client has sent anything
 			}
 			s.stateFile.Keep(janitorCtx, s.savedState)
-		}()
+		})
 	}
 	s.runKernel(ctx)
 	cut := time.AfterFunc(connection.EndTimeout, s.cutClients)

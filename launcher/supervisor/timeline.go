@@ -6,6 +6,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
 
 // memoryPause is the least time between two measurements of memory at ends of cells. Then the supervisor is awake: an
@@ -35,16 +36,16 @@ func newTimeline(started time.Time) timeline {
 }
 
 // fate begins the timeline of a kernel that an earlier supervisor has started.
-func (t *timeline) fate(at time.Time, kernel fate) {
+func (t *timeline) fate(at time.Time, kernel starter.Fate) {
 	t.replaced = true
 	switch kernel {
-	case alive:
+	case starter.Lives:
 		t.takesOver = true
 		t.Add(at, api.TimelineAdopted, earlierUnknown)
-	case died:
+	case starter.Died:
 		t.Add(at, api.TimelineDied,
 			"It ended while the program that keeps its events was away. Earlier events are not known.")
-	case restarted: // its next process is recorded
+	case starter.Restarted: // its next process is recorded
 	}
 }
 

@@ -53,7 +53,7 @@ func (c *Client) Watch(ctx context.Context, on func(Status)) error {
 		_ = r.conn.SetReadDeadline(time.Now().Add(3 * StatusInterval)) // do has set it without an error
 		line, err := ReadLine(lines, maxStatusLine)
 		if err != nil {
-			return r.exPlainText(err, "the status stream ended")
+			return r.explain(err, "the status stream ended")
 		}
 		sum := maphash.Bytes(statusSeed, line)
 		if sum == last {
@@ -131,7 +131,7 @@ func (r *response) close() {
 }
 
 // explain returns the cause of a read or write error.
-func (r *response) exPlainText(err error, what string) error {
+func (r *response) explain(err error, what string) error {
 	var timeout net.Error
 	switch {
 	case r.ctx.Err() != nil:
@@ -169,13 +169,13 @@ func (c *Client) do(ctx context.Context, method, route string, body []byte, sile
 	}
 	if err := req.Write(conn); err != nil {
 		r.close()
-		return nil, r.exPlainText(err, "request not sent")
+		return nil, r.explain(err, "request not sent")
 	}
 	limited := &io.LimitedReader{R: conn, N: maxResponseHeader}
 	resp, err := http.ReadResponse(bufio.NewReaderSize(limited, 1<<10), req)
 	if err != nil {
 		r.close()
-		return nil, r.exPlainText(err, "no answer")
+		return nil, r.explain(err, "no answer")
 	}
 	limited.N = math.MaxInt64
 	if resp.StatusCode/100 != 2 {

@@ -354,8 +354,8 @@ func (c *Child) await(k *Kernel, p *process.Process, dir string) {
 		c.log.Warn("the connection file cannot be removed", logkey.Err, err)
 	}
 	stdout, stderr := p.Output()
-	reported := &exit{Code: e.Code, Signal: int(e.Signal), At: e.At, OOM: e.OOM, MemoryLimit: e.MemoryLimit,
-		Stdout: stdout.Text(maxOutput), Stderr: stderr.Text(maxOutput), StdoutSaid: stdout.Said(), StderrSaid: stderr.Said()}
+	reported := &exit{Exit: e, Stdout: stdout.Text(maxOutput), Stderr: stderr.Text(maxOutput), StdoutSaid: stdout.Said(),
+		StderrSaid: stderr.Said()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.kernel != nil && c.kernel.Life == k.Life {

@@ -199,7 +199,7 @@ func (c *Container) handle(l *link, uid int) {
 	if c.proc != nil {
 		c.proc.loseLocked()
 	}
-	c.notifyLocked()
+	goroutines.Wake(c.changed)
 }
 
 func (c *Container) follow(l *link, uid int) error {
@@ -243,13 +243,8 @@ func (c *Container) install(l *link, uid int, k *Kernel) bool {
 		}
 		c.inherited = k
 	}
-	c.notifyLocked()
-	return true
-}
-
-// notifyLocked wakes the reader of Changed.
-func (c *Container) notifyLocked() {
 	goroutines.Wake(c.changed)
+	return true
 }
 
 // take handles a line of the present child.
@@ -417,12 +412,8 @@ func (c *Container) Close(ending []byte) {
 		_ = present.send(line{Type: lineEnd}) // if that fails, the connection is closed
 	}
 	c.mu.Unlock()
-	if present != nil {
-		select {
-		case <-present.gone: // the child ends, and has closed it
-		case <-time.After(farewellLimit):
-			present.close()
-		}
+	if present != nil && !goroutines.Within(present.gone, farewellLimit) { // the child ends, and closes it
+		present.close()
 	}
 	_ = c.listener.Close() // nothing is left to be done
 	c.handlers.Wait()

@@ -102,7 +102,7 @@ func (p *Process) exitLocked(e *exit) {
 	}
 	p.stdout.WriteAt([]byte(e.Stdout), e.StdoutSaid)
 	p.stderr.WriteAt([]byte(e.Stderr), e.StderrSaid)
-	p.endLocked(e.info())
+	p.endLocked(e.Exit)
 }
 
 // endLocked notes the end of the process. Only the first end counts.

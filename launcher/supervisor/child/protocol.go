@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -127,21 +126,13 @@ type Kernel struct {
 	Exit           *exit           `json:"exit,omitempty"` // nil: it runs
 }
 
-// exit says how a kernel ended; see process.Exit.
+// exit says how a kernel ended.
 type exit struct {
-	Code        int       `json:"code"`            // -1 if a signal ended it
-	Signal      int       `json:"signal"`          // 0 if it exited by itself
-	At          time.Time `json:"at"`              // UTC
-	OOM         bool      `json:"oom"`             // memory ran out
-	MemoryLimit int64     `json:"limit,omitempty"` // bytes
-	Stdout      string    `json:"stdout"`          // the last maxOutput bytes
-	Stderr      string    `json:"stderr"`
-	StdoutSaid  time.Time `json:"stdout_said,omitzero"` // when text was last written
-	StderrSaid  time.Time `json:"stderr_said,omitzero"`
-}
-
-func (e *exit) info() process.Exit {
-	return process.Exit{Code: e.Code, Signal: syscall.Signal(e.Signal), At: e.At, OOM: e.OOM, MemoryLimit: e.MemoryLimit}
+	process.Exit
+	Stdout     string    `json:"stdout"` // the last maxOutput bytes
+	Stderr     string    `json:"stderr"`
+	StdoutSaid time.Time `json:"stdout_said,omitzero"` // when text was last written
+	StderrSaid time.Time `json:"stderr_said,omitzero"`
 }
 
 // link is a connection between supervisor and child. A goroutine of its own writes the lines, so that a sender never

@@ -180,23 +180,17 @@ func (c *Conn) Serve() (sent int64) {
 	c.o.Log.Subscribe(c.reader, c.o.SessionNumber, c.o.Framing)
 	defer c.o.Log.Unsubscribe(c.reader, c.o.Framing)
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var others sync.WaitGroup
+	others.Go(func() {
 		c.write(ctx)
 		// This ends the reader: at once after an error, otherwise with the peer's close frame or after closeGrace.
 		c.flow.SetDeadline(time.Now().Add(closeGrace)) //nolint:errcheck // a closed connection has no deadline
-	}()
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		c.flow.AwaitGateway()
-	}()
+	})
+	others.Go(c.flow.AwaitGateway)
 	c.read()
 	cancel()
 	c.flow.Close() //nolint:errcheck // it may be closed already
-	<-done
-	<-left
+	others.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sent

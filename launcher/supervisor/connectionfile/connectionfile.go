@@ -21,17 +21,11 @@ import (
 // content is a connection file's, in the form of
 // https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
 type content struct {
-	ShellPort       int    `json:"shell_port"`
-	IOPubPort       int    `json:"iopub_port"`
-	StdinPort       int    `json:"stdin_port"`
-	ControlPort     int    `json:"control_port"`
-	HBPort          int    `json:"hb_port"`
+	enterprise.Answer
 	IP              string `json:"ip"`
 	Transport       string `json:"transport"`
-	Key             string `json:"key"`
 	SignatureScheme string `json:"signature_scheme"`
 	KernelName      string `json:"kernel_name"`
-	CommPort        int    `json:"comm_port,omitempty"` // of a launcher of Enterprise Gateway
 }
 
 // Heartbeat is the index of the channel that carries no messages.
@@ -54,14 +48,12 @@ func New(cfg *api.Config) (Connection, error) {
 	if err != nil {
 		return Connection{}, err
 	}
-	return withPorts(cfg, ports, cfg.Secret.KernelKey, 0)
+	return connection(cfg, enterprise.Answer{ShellPort: ports[0], ControlPort: ports[1], StdinPort: ports[2],
+		IOPubPort: ports[3], HBPort: ports[4], Key: cfg.Secret.KernelKey})
 }
 
 // Launched returns the Connection to a kernel whose launcher has answered.
-func Launched(cfg *api.Config, a *enterprise.Answer) (Connection, error) {
-	ports := []int{a.ShellPort, a.ControlPort, a.StdinPort, a.IOPubPort, a.HBPort}
-	return withPorts(cfg, ports, a.Key, a.CommPort)
-}
+func Launched(cfg *api.Config, a *enterprise.Answer) (Connection, error) { return connection(cfg, *a) }
 
 // Adopt returns the Connection to a kernel that an earlier supervisor has started with this connection file. It reports
 // false if the file has no five ports. A child in another container decides where its kernel listens, but nothing else
@@ -71,31 +63,27 @@ func Adopt(cfg *api.Config, file json.RawMessage) (c Connection, ok bool, err er
 	if json.Unmarshal(file, &f) != nil {
 		return Connection{}, false, nil
 	}
-	ports := []int{f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort}
-	for _, p := range ports {
+	for _, p := range []int{f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort} {
 		if p < 1 || p > 65535 {
 			return Connection{}, false, nil
 		}
 	}
-	key := cfg.Secret.KernelKey
-	if cfg.SameMachine || cfg.ResponseAddress != "" {
-		key = f.Key
+	if !cfg.SameMachine && cfg.ResponseAddress == "" {
+		f.Key = cfg.Secret.KernelKey
 	}
-	c, err = withPorts(cfg, ports, key, f.CommPort)
+	c, err = connection(cfg, f.Answer)
 	return c, err == nil, err
 }
 
-// withPorts returns the Connection to a kernel with these ports: shell, control, stdin, iopub and heartbeat. An empty
-// key is replaced by a new one. comm is the communication port or 0.
-func withPorts(cfg *api.Config, ports []int, key string, comm int) (Connection, error) {
-	f := content{IP: listenIP(cfg), Transport: cfg.Transport, Key: key, SignatureScheme: "hmac-sha256",
-		KernelName: cfg.SpecName, CommPort: comm}
+// connection returns the Connection to a kernel with these ports. An empty key is replaced by a new one.
+func connection(cfg *api.Config, a enterprise.Answer) (Connection, error) {
+	f := content{Answer: a, IP: listenIP(cfg), Transport: cfg.Transport, SignatureScheme: "hmac-sha256",
+		KernelName: cfg.SpecName}
 	if f.Key == "" {
 		var key [32]byte
 		rand.Read(key[:]) // never fails
 		f.Key = hex.EncodeToString(key[:])
 	}
-	f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort = ports[0], ports[1], ports[2], ports[3], ports[4]
 	b, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
 		return Connection{}, err
@@ -106,12 +94,9 @@ func withPorts(cfg *api.Config, ports []int, key string, comm int) (Connection, 
 		}
 		return fmt.Sprintf("tcp://%s:%d", f.IP, port)
 	}
-	var ep Endpoints
-	for i, c := range [...]jupyter.Channel{jupyter.Shell, jupyter.Control, jupyter.Stdin, jupyter.IOPub} {
-		ep[c] = endpoint(ports[i])
-	}
-	ep[Heartbeat] = endpoint(f.HBPort)
-	return Connection{Endpoints: ep, Signer: jupyter.NewSigner([]byte(f.Key)), File: b, CommPort: comm}, nil
+	ep := Endpoints{Heartbeat: endpoint(f.HBPort), jupyter.Shell: endpoint(f.ShellPort),
+		jupyter.Control: endpoint(f.ControlPort), jupyter.Stdin: endpoint(f.StdinPort), jupyter.IOPub: endpoint(f.IOPubPort)}
+	return Connection{Endpoints: ep, Signer: jupyter.NewSigner([]byte(f.Key)), File: b, CommPort: f.CommPort}, nil
 }
 
 // listenIP returns where the kernel listens: an address of this machine, or the beginning of its sockets' paths.

@@ -53,15 +53,16 @@ func newKey(private *rsa.PrivateKey) (*Key, error) {
 // Public returns the public key in the form that launchers read: base64 of its SubjectPublicKeyInfo in DER.
 func (k *Key) Public() string { return k.public }
 
-// Answer is what a launcher says about its kernel. The kernel listens on all addresses of its machine or pod.
+// Answer is what a launcher says about its kernel. The kernel listens on all addresses of its machine or pod. Its JSON
+// is a part of a connection file.
 type Answer struct {
-	ShellPort   int
-	IOPubPort   int
-	StdinPort   int
-	ControlPort int
-	HBPort      int
-	Key         string // signs messages, with HMAC-SHA256
-	CommPort    int    // the communication port; 0: the launcher has none
+	ShellPort   int    `json:"shell_port"`
+	IOPubPort   int    `json:"iopub_port"`
+	StdinPort   int    `json:"stdin_port"`
+	ControlPort int    `json:"control_port"`
+	HBPort      int    `json:"hb_port"`
+	Key         string `json:"key"`                 // signs messages, with HMAC-SHA256
+	CommPort    int    `json:"comm_port,omitempty"` // the communication port; 0: the launcher has none
 }
 
 // payload is an answer of version 1, inside its outer base64.
@@ -73,15 +74,9 @@ type payload struct {
 
 // connectionInfo is the JSON of an answer. Answers of version 0 have no kernel id.
 type connectionInfo struct {
-	ShellPort       int    `json:"shell_port"`
-	IOPubPort       int    `json:"iopub_port"`
-	StdinPort       int    `json:"stdin_port"`
-	ControlPort     int    `json:"control_port"`
-	HBPort          int    `json:"hb_port"`
+	Answer
 	Transport       string `json:"transport"`
 	SignatureScheme string `json:"signature_scheme"`
-	Key             string `json:"key"`
-	CommPort        int    `json:"comm_port"`
 	KernelID        string `json:"kernel_id"`
 }
 
@@ -194,8 +189,7 @@ func (i *connectionInfo) check() (Answer, error) {
 	case len(i.Key) > maxKey:
 		return Answer{}, fmt.Errorf("its key has more than %d bytes", maxKey)
 	}
-	return Answer{ShellPort: i.ShellPort, IOPubPort: i.IOPubPort, StdinPort: i.StdinPort, ControlPort: i.ControlPort,
-		HBPort: i.HBPort, Key: i.Key, CommPort: i.CommPort}, nil
+	return i.Answer, nil
 }
 
 func decode(text string) ([]byte, error) { return base64.StdEncoding.DecodeString(text) }

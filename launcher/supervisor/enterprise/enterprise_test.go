@@ -99,7 +99,7 @@ func TestKey_Refuses(t *testing.T) {
 }
 
 func TestConnectionInfo_Check(t *testing.T) {
-	good := connectionInfo{ShellPort: 1, IOPubPort: 2, StdinPort: 3, ControlPort: 4, HBPort: 65535}
+	good := connectionInfo{Answer: Answer{ShellPort: 1, IOPubPort: 2, StdinPort: 3, ControlPort: 4, HBPort: 65535}}
 	if _, err := good.check(); err != nil {
 		t.Error(err)
 	}

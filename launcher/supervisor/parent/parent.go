@@ -68,7 +68,7 @@ type parent struct {
 	oldEnd     os.FileInfo   // Config.EndFile at the start; nil: it did not exist
 	child      *child.Child  // runs the kernel
 	startChild func()        // starts child's goroutine, once
-	childEnded chan struct{} // closed when child has ended
+	childRuns  sync.WaitGroup
 
 	// Guarded by mu.
 	mu       sync.Mutex
@@ -96,7 +96,7 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	if err != nil {
 		log.Error("kernel gets no control group", logkey.Err, err)
 	}
-	p := &parent{opts: o, log: log, firstPause: firstPause, program: o.Program, childEnded: make(chan struct{}),
+	p := &parent{opts: o, log: log, firstPause: firstPause, program: o.Program,
 		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: log, Group: group, Held: o.Held,
 			Scan: proctree.NewScan(o.Config.ScanFile)})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
@@ -111,12 +111,7 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 			return 1
 		}
 	}
-	p.startChild = sync.OnceFunc(func() {
-		go func() {
-			defer close(p.childEnded)
-			p.child.Run(context.Background())
-		}()
-	})
+	p.startChild = sync.OnceFunc(func() { p.childRuns.Go(func() { p.child.Run(context.Background()) }) })
 	defer context.AfterFunc(ctx, p.passOnSignal)()
 	over := make(chan struct{})
 	var requests sync.WaitGroup
@@ -359,5 +354,5 @@ func (p *parent) endChild() {
 	}
 	p.child.End()
 	p.startChild() // without a supervisor it was not started yet, and ends at once
-	<-p.childEnded
+	p.childRuns.Wait()
 }

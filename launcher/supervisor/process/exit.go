@@ -13,15 +13,16 @@ import (
 // lastLineLimit bounds the part of a kernel's output that a sentence quotes, in bytes.
 const lastLineLimit = 300
 
-// Exit says how a process ended.
+// Exit says how a process ended. Its JSON is part of the child protocol.
 type Exit struct {
-	Code        int            // exit code; -1 if a signal ended it
-	Signal      syscall.Signal // 0 if it exited by itself
-	At          time.Time      // UTC
-	OOM         bool           // SIGKILL ended it, and its control group counts one more OOM kill than at its start
-	MemoryLimit int64          // with OOM: the control group's limit in bytes; 0 if there is no limit or it is unknown
-	Lost        bool           // what ran it is gone, and with it all of the above but At
-	LostReason  string         // with Lost: the cluster's reason; "" if the cluster gave none
+	Code   int            `json:"code"`   // exit code; -1 if a signal ended it
+	Signal syscall.Signal `json:"signal"` // 0 if it exited by itself
+	At     time.Time      `json:"at"`     // UTC
+	OOM    bool           `json:"oom"`    // SIGKILL ended it, and its control group counts one more OOM kill than at its start
+	// With OOM: the control group's limit in bytes; 0 if there is no limit or it is unknown.
+	MemoryLimit int64  `json:"limit,omitempty"`
+	Lost        bool   `json:"-"` // what ran it is gone, and with it all of the above but At
+	LostReason  string `json:"-"` // with Lost: the cluster's reason; "" if the cluster gave none
 }
 
 // lastWordsLimit is how long before the end of a process its last words may have been written.

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -37,21 +38,42 @@ type GPUUse struct {
 	At      time.Time `json:"-"`                 // the end of the look; zero: no look has ended yet
 }
 
-// look is a look at GPUs in progress.
-type look struct {
+// gpuRun runs ekg-gpu in the background: for a look, or for samples.
+type gpuRun struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	hangs  bool // it should have ended; guarded by Process.mu
 }
 
+func newGPURun(f func(context.Context, *gpuRun)) *gpuRun {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &gpuRun{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		defer cancel()
+		f(ctx, r)
+	}()
+	return r
+}
+
+// endGPURuns ends what runs ekg-gpu. The kernel has ended, so nothing else is started.
+func (p *Process) endGPURuns() {
+	p.mu.Lock()
+	runs := [...]*gpuRun{p.look, p.sampler}
+	p.mu.Unlock()
+	for _, r := range runs {
+		if r == nil {
+			continue
+		}
+		if r.cancel(); !goroutines.Within(r.done, gpuFarewell) {
+			p.opts.Logger.Warn("ekg-gpu does not end; the driver may hang", logkey.Kernel, p.opts.KernelID)
+		}
+	}
+}
+
 // startLookLocked starts a look at GPUs in the background. Used returns its result.
 func (p *Process) startLookLocked(ask GPULook) {
-	ctx, cancel := context.WithCancel(context.Background())
-	l := &look{cancel: cancel, done: make(chan struct{})}
-	p.look = l
-	go func() {
-		defer close(l.done)
-		defer cancel()
+	p.look = newGPURun(func(ctx context.Context, l *gpuRun) {
 		limit := ask.For + gpuPatience
 		// A process that waits for a hanging driver cannot be killed. Until it ends, no other look is started.
 		held := time.AfterFunc(limit+gpuFarewell, func() {
@@ -68,11 +90,11 @@ func (p *Process) startLookLocked(ask GPULook) {
 			u.Failure = api.PlainText(err.Error(), MaxGPUFailure)
 		}
 		p.setGPUUse(l, u, true)
-	}()
+	})
 }
 
 // setGPUUse notes the result of a look. A look that has not ended by then hangs.
-func (p *Process) setGPUUse(l *look, u GPUUse, ended bool) {
+func (p *Process) setGPUUse(l *gpuRun, u GPUUse, ended bool) {
 	u.At = time.Now()
 	p.mu.Lock()
 	p.use.GPU, l.hangs = u, !ended
@@ -92,53 +114,18 @@ func (p *Process) LookHangs() bool {
 	return p.look != nil && p.look.hangs
 }
 
-// endLook ends the look in progress. The kernel has ended, so no other look is started.
-func (p *Process) endLook() {
-	p.mu.Lock()
-	l := p.look
-	p.mu.Unlock()
-	if l == nil {
-		return
-	}
-	l.cancel()
-	select {
-	case <-l.done:
-	case <-time.After(gpuFarewell):
-		p.opts.Logger.Warn("ekg-gpu does not end; the driver may hang", logkey.Kernel, p.opts.KernelID)
-	}
-}
-
 // lookAtGPUs runs ekg-gpu and returns how much of the use was for the kernel's session.
 func (p *Process) lookAtGPUs(ctx context.Context, ask GPULook) (GPUUse, error) {
-	said := new(Tail)
-	cmd := exec.CommandContext(ctx, ask.Program, "--for", ask.For.String())
-	cmd.Stderr, cmd.WaitDelay = said, time.Second
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return GPUUse{}, err
-	}
-	reaper := p.opts.Reaper
-	err = reaper.Start(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
+	var printed []byte
+	err := p.runGPU(ctx, ask.Program, []string{"--for", ask.For.String()}, func(out io.Reader) (err error) {
+		printed, err = io.ReadAll(io.LimitReader(out, maxGPUReport))
+		return err
 	})
-	if err != nil {
-		return GPUUse{}, fmt.Errorf("ekg-gpu cannot be run: %w", err)
-	}
-	printed, rerr := io.ReadAll(io.LimitReader(out, maxGPUReport))
-	err = cmd.Wait()
-	reaper.Forget(cmd.Process.Pid)
 	if ctx.Err() != nil {
 		return GPUUse{}, fmt.Errorf("ekg-gpu has not answered in %s", ask.For+gpuPatience)
 	}
-	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
-		p.excuseOOMKill() // ekg-gpu shares the memory of the kernel's container
-	}
-	if err = errors.Join(err, rerr); err != nil {
-		text := strings.TrimPrefix(said.Text(MaxGPUFailure), "ekg-gpu: ")
-		return GPUUse{}, fmt.Errorf("ekg-gpu has failed: %s (%w)", text, err)
+	if err != nil {
+		return GPUUse{}, err
 	}
 	report, err := gpu.ParseReport(printed)
 	if err != nil {
@@ -149,4 +136,44 @@ func (p *Process) lookAtGPUs(ctx context.Context, ask GPULook) (GPUUse, error) {
 	}
 	use, err := report.Use(p.inSession)
 	return GPUUse{GPUs: use}, err
+}
+
+// runGPU runs ekg-gpu until it has ended. An error of read, which reads what it prints, ends it. The error is nil if it
+// has ended by itself, with exit code 0.
+func (p *Process) runGPU(ctx context.Context, program string, args []string, read func(io.Reader) error) error {
+	said := new(Tail)
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stderr, cmd.WaitDelay = said, time.Second
+	in, err := cmd.StdinPipe() // its end ends ekg-gpu watch, however this program ends
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // nothing is written
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	err = p.opts.Reaper.Start(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return fmt.Errorf("ekg-gpu cannot be run: %w", err)
+	}
+	rerr := read(out)
+	if rerr != nil {
+		_ = cmd.Process.Kill() // it prints something else; Wait reports its end
+	}
+	err = cmd.Wait()
+	p.opts.Reaper.Forget(cmd.Process.Pid)
+	killed := cmd.ProcessState != nil && cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+	if killed && ctx.Err() == nil {
+		p.excuseOOMKill() // ekg-gpu shares the memory of the kernel's container
+	}
+	if rerr != nil || err == nil {
+		return rerr
+	}
+	return fmt.Errorf("ekg-gpu has failed: %s (%w)", strings.TrimPrefix(said.Text(MaxGPUFailure), "ekg-gpu: "), err)
 }

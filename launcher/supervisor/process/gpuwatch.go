@@ -4,12 +4,9 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,12 +32,6 @@ type GPUWatch struct {
 	Session bool          `json:"session,omitempty"` // only processes of the kernel's session use its GPUs
 }
 
-// sampler runs ekg-gpu watch while the kernel's process runs.
-type sampler struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-}
-
 // WatchGPUs starts to sample GPUs, until the process ends. Options.GPUSampled is called for each line. If they are
 // sampled already, it is called with the last line.
 func (p *Process) WatchGPUs(w GPUWatch) {
@@ -59,29 +50,7 @@ func (p *Process) WatchGPUs(w GPUWatch) {
 		return
 	}
 	defer p.mu.Unlock()
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &sampler{cancel: cancel, done: make(chan struct{})}
-	p.sampler = s
-	go func() {
-		defer close(s.done)
-		p.sampleGPUs(ctx, w)
-	}()
-}
-
-// endSampler ends the samples. The kernel has ended, so no others are started.
-func (p *Process) endSampler() {
-	p.mu.Lock()
-	s := p.sampler
-	p.mu.Unlock()
-	if s == nil {
-		return
-	}
-	s.cancel()
-	select {
-	case <-s.done:
-	case <-time.After(gpuFarewell):
-		p.opts.Logger.Warn("ekg-gpu does not end; the driver may hang", logkey.Kernel, p.opts.KernelID)
-	}
+	p.sampler = newGPURun(func(ctx context.Context, _ *gpuRun) { p.sampleGPUs(ctx, w) })
 }
 
 // sampleGPUs runs ekg-gpu, again after a pause if it ends, until ctx ends.
@@ -116,44 +85,18 @@ func (p *Process) runSampler(ctx context.Context, w GPUWatch) error {
 	if w.Session {
 		args = append(args, "--session", strconv.Itoa(p.leader))
 	}
-	said := new(Tail)
-	cmd := exec.CommandContext(ctx, w.Program, args...)
-	cmd.Stderr, cmd.WaitDelay = said, time.Second
-	in, err := cmd.StdinPipe() // its end ends ekg-gpu, however this program ends
-	if err != nil {
-		return err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return errors.Join(err, in.Close())
-	}
-	err = p.opts.Reaper.Start(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
-	if err != nil {
-		return fmt.Errorf("ekg-gpu cannot be run: %w", err)
-	}
-	silent := time.AfterFunc(gpuWatchSilent*w.Every+gpuPatience, func() {
+	patience := gpuWatchSilent*w.Every + gpuPatience
+	silent := time.AfterFunc(patience, func() {
 		p.sampled(gpu.Samples{Devices: []gpu.Sample{}, Error: "ekg-gpu does not answer; the driver may hang"})
 	})
-	rerr := p.readSamples(out, func() { silent.Reset(gpuWatchSilent*w.Every + gpuPatience) })
-	silent.Stop()
-	if rerr != nil {
-		_ = cmd.Process.Kill() // it prints something else; Wait reports its end
+	defer silent.Stop()
+	err := p.runGPU(ctx, w.Program, args, func(out io.Reader) error {
+		return p.readSamples(out, func() { silent.Reset(patience) })
+	})
+	if err == nil {
+		return errors.New("ekg-gpu has ended")
 	}
-	err = cmd.Wait()
-	p.opts.Reaper.Forget(cmd.Process.Pid)
-	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
-		p.excuseOOMKill() // ekg-gpu shares the memory of the kernel's container
-	}
-	if rerr != nil {
-		return rerr
-	}
-	text := strings.TrimPrefix(said.Text(MaxGPUFailure), "ekg-gpu: ")
-	return fmt.Errorf("ekg-gpu has ended: %s (%v)", text, err)
+	return err
 }
 
 // readSamples reports the lines of ekg-gpu until they end. The error says what is wrong with a line.

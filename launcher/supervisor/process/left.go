@@ -3,8 +3,8 @@ package process
 import (
 	"errors"
 	"syscall"
-	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
@@ -103,9 +103,7 @@ func (p *Process) killRemains() {
 		}
 		p.logKilled(n)
 	}()
-	select {
-	case <-searched:
-	case <-time.After(2 * proctree.KillRemainsLimit):
+	if !goroutines.Within(searched, 2*proctree.KillRemainsLimit) {
 		p.opts.Logger.Error("search for processes of a dead kernel hangs", logkey.Kernel, p.opts.KernelID)
 	}
 }

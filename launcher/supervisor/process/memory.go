@@ -58,11 +58,8 @@ func findMemoryGroup(groups, mounts string) memoryGroup {
 // the same group. -1 means that the number is unknown.
 func countOOMKills() int64 {
 	g := ownMemoryGroup()
-	if g.dir == "" {
-		return -1
-	}
 	events, err := os.ReadFile(filepath.Join(g.dir, g.events))
-	if err != nil {
+	if g.dir == "" || err != nil {
 		return -1
 	}
 	return parseOOMKills(string(events))
@@ -84,11 +81,8 @@ func (p *Process) ranOutOfMemoryLocked() bool { return p.oomKills >= 0 && countO
 // memoryLimit returns the bytes that this control group may use; 0 if there is no limit or it cannot be read.
 func memoryLimit() int64 {
 	g := ownMemoryGroup()
-	if g.dir == "" {
-		return 0
-	}
 	b, err := os.ReadFile(filepath.Join(g.dir, g.limit))
-	if err != nil {
+	if g.dir == "" || err != nil {
 		return 0
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // "max" is not a number

@@ -86,9 +86,9 @@ type Process struct {
 	reaped      bool  // another process may have the number in leader
 	oomKills    int64 // OOM kills in the control group that were not the kernel's; -1: they cannot be counted
 	use         Use
-	look        *look        // in progress; nil: no look
+	look        *gpuRun      // in progress; nil: no look
 	began       time.Time    // fixed: when it was started
-	sampler     *sampler     // nil: GPUs are not sampled
+	sampler     *gpuRun      // nil: GPUs are not sampled
 	lastSamples *gpu.Samples // nil: none yet
 }
 
@@ -162,8 +162,7 @@ func (p *Process) run(started chan<- error) {
 	readers.finish(OutputGrace)
 	p.reap(at)
 	p.opts.Reaper.Forget(p.leader)
-	p.endLook()
-	p.endSampler()
+	p.endGPURuns()
 }
 
 // reap takes the kernel's exit status. The system may give its number to another process then.

@@ -5,6 +5,7 @@ package requests
 
 import (
 	"iter"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -65,14 +66,7 @@ func (t *Table) compact() {
 	if len(t.order) < 64 || len(t.order) < 2*t.open {
 		return
 	}
-	open := t.order[:0]
-	for _, r := range t.order {
-		if !r.Finished() {
-			open = append(open, r)
-		}
-	}
-	clear(t.order[len(open):])
-	t.order = open
+	t.order = slices.DeleteFunc(t.order, (*Request).Finished)
 }
 
 // Finish marks a request as finished and removes it.
@@ -160,12 +154,7 @@ func (t *Table) ByID(id string) []*Request { return t.byID[id] }
 
 // OfOther reports whether another user has an unfinished request with the id.
 func (t *Table) OfOther(id, user string) bool {
-	for _, r := range t.byID[id] {
-		if r.User != user {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.byID[id], func(r *Request) bool { return r.User != user })
 }
 
 // AwaitingReply returns the first request without a reply that a message of the channel can answer, or nil. parent is

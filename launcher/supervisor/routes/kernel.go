@@ -28,7 +28,8 @@ func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		KeepUntil json.RawMessage `json:"keep_until"`
 	}
-	b, err := readBody(w, r, 4<<10)
+	var b json.RawMessage
+	err := readBody(w, r, 4<<10, &b)
 	if err == nil {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.DisallowUnknownFields()
@@ -55,10 +56,7 @@ func (h *routes) deleteKernel(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		Reason string `json:"reason"`
 	}
-	b, err := readBody(w, r, 64<<10)
-	if err == nil && len(b) > 0 {
-		err = json.Unmarshal(b, &body)
-	}
+	err := readBody(w, r, 64<<10, &body)
 	if err != nil {
 		return Error{http.StatusBadRequest, "the body is not {\"reason\": \"...\"}"}
 	}
@@ -119,11 +117,8 @@ func (h *routes) awaitUp(ctx context.Context) {
 
 // putAssignment gives the kernel to its owner. It answers when the kernel has the variables and the working directory.
 func (h *routes) putAssignment(w http.ResponseWriter, r *http.Request) error {
-	b, err := readBody(w, r, maxAssignment)
 	var a api.Assignment
-	if err == nil {
-		err = json.Unmarshal(b, &a)
-	}
+	err := readBody(w, r, maxAssignment, &a)
 	if err == nil {
 		err = a.Validate()
 	}
@@ -137,10 +132,7 @@ func (h *routes) putLimits(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		LogLimit int64 `json:"log_limit"`
 	}
-	b, err := readBody(w, r, 4<<10)
-	if err == nil {
-		err = json.Unmarshal(b, &body) // a newer gateway may send more fields
-	}
+	err := readBody(w, r, 4<<10, &body) // a newer gateway may send more fields
 	if err != nil || body.LogLimit <= 0 {
 		return Error{http.StatusBadRequest, "the body is not {\"log_limit\": bytes}"}
 	}
@@ -150,10 +142,7 @@ func (h *routes) putLimits(w http.ResponseWriter, r *http.Request) error {
 
 func (h *routes) putWaiting(w http.ResponseWriter, r *http.Request) error {
 	var reported api.Waiting
-	b, err := readBody(w, r, 16<<10)
-	if err == nil {
-		err = json.Unmarshal(b, &reported)
-	}
+	err := readBody(w, r, 16<<10, &reported)
 	classes := []string{api.WaitingClass, api.NeverClass, api.DiedClass}
 	if err != nil || !slices.Contains(classes, reported.Class) {
 		return Error{http.StatusBadRequest,
@@ -168,10 +157,7 @@ func (h *routes) putNodeNotice(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		Text *string `json:"text"`
 	}
-	b, err := readBody(w, r, 16<<10)
-	if err == nil {
-		err = json.Unmarshal(b, &body)
-	}
+	err := readBody(w, r, 16<<10, &body)
 	if err != nil || body.Text == nil {
 		return Error{http.StatusBadRequest, `the body is not {"text": "..."}`}
 	}

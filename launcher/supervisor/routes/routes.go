@@ -205,16 +205,19 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client may have gone
 }
 
-// readBody reads a request's body within bodyTimeout. The server itself sets no limit, because a websocket lasts as
-// long as its notebook is open.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+// readBody reads the JSON of a request's body within bodyTimeout. No body leaves into as it is. The server itself sets
+// no limit, because a websocket lasts as long as its notebook is open.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64, into any) error {
 	control := http.NewResponseController(w)
 	if err := control.SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
-		return nil, err
+		return err
 	}
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = control.SetReadDeadline(time.Time{})
 	}
-	return b, control.SetReadDeadline(time.Time{})
+	if err == nil && len(b) > 0 {
+		err = json.Unmarshal(b, into)
+	}
+	return err
 }

@@ -186,23 +186,22 @@ func (f *File) MarkFailed() error {
 }
 
 // Read returns the State of an earlier supervisor, or a zero State if there is no file.
-func (f *File) Read() (State, error) {
+func (f *File) Read() (left State, err error) {
 	st, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return State{}, nil
+		return left, nil
 	}
 	if err == nil && st.Size() > maxFile {
 		err = errors.New("it is too large")
 	}
-	if err != nil {
-		return State{}, err
+	var b []byte
+	if err == nil {
+		b, err = os.ReadFile(f.path)
 	}
-	b, err := os.ReadFile(f.path)
-	if err != nil {
-		return State{}, err
+	if err == nil {
+		err = json.Unmarshal(b, &left)
 	}
-	var left State
-	if err := json.Unmarshal(b, &left); err != nil {
+	if err != nil {
 		return State{}, err
 	}
 	return left, nil

@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
@@ -39,6 +40,9 @@ type launched struct {
 	comm      atomic.Int32          // communication port; 0: not known, or there is none
 	shell     atomic.Int32          // port of the kernel's shell channel; 0: not known
 	logger    func(msg string, args ...any)
+
+	answer *enterprise.Expectation // of the launcher; nil: it was here, and the connection is known
+	cfg    *api.Config
 }
 
 func (s *Starter) newLaunched(p *child.Process, env map[string]string) *launched {
@@ -149,33 +153,27 @@ func (s *Starter) expectLauncher(st *child.StartOptions) (*enterprise.Expectatio
 }
 
 // Await waits for the answer of the kernel's launcher, if it has one, and completes the Connection. The error is one
-// sentence for the kernel's owner, or the end of ctx.
+// sentence for the kernel's owner, or the end of ctx. Once it was called, it waits no more.
 func (st *Started) Await(ctx context.Context) error {
-	if st.answer == nil || st.answered {
+	p, ok := st.Process.(*launched)
+	if !ok || p.answer == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, st.cfg.LaunchLimit)
+	defer p.answer.Close()
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.LaunchLimit)
 	defer cancel()
-	a, err := st.answer.Await(ctx)
+	a, err := p.answer.Await(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("the kernel's launcher has not answered within %v", st.cfg.LaunchLimit)
+		return fmt.Errorf("the kernel's launcher has not answered within %v", p.cfg.LaunchLimit)
 	}
 	if err == nil {
-		st.Connection, err = connectionfile.Launched(st.cfg, &a)
+		st.Connection, err = connectionfile.Launched(p.cfg, &a)
 	}
 	if err != nil {
 		return err
 	}
-	st.answered = true
-	p := st.Process.(*launched)
+	p.answer = nil
 	p.keep(st.Connection.File)
 	p.connected(&st.Connection)
 	return nil
-}
-
-// Close stops listening for the answer of the kernel's launcher.
-func (st *Started) Close() {
-	if st.answer != nil {
-		st.answer.Close()
-	}
 }

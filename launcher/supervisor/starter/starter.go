@@ -41,20 +41,26 @@ type Starter struct {
 // Life says how one life of the kernel begins.
 type Life struct {
 	Env   map[string]string
-	Dir   string           // the working directory
-	First bool             // this supervisor has not run the kernel yet
-	Found func(lives bool) // called in the first life: whether the kernel of an earlier supervisor lives, if there is one
+	Dir   string     // the working directory
+	First bool       // this supervisor has not run the kernel yet
+	Found func(Fate) // called in the first life: the fate of the kernel of an earlier supervisor, if there was one
 }
 
-// Started is a process that was started or adopted. The caller calls Close when it has ended.
+// Fate is what became of the kernel of an earlier supervisor.
+type Fate int
+
+// Fates of a kernel. Start reports the first two.
+const (
+	Lives     Fate = iota // it is adopted
+	Died                  // it ended while no supervisor was there
+	Restarted             // a user restarts it
+)
+
+// Started is a process that was started or adopted. Await must be called once at least.
 type Started struct {
 	Process    Process
 	Connection connectionfile.Connection // known after Await
 	Adopted    bool
-
-	cfg      *api.Config
-	answer   *enterprise.Expectation // of the kernel's launcher; nil: the connection was known at the start
-	answered bool
 }
 
 // PlaceOf returns where a kernel's process runs.
@@ -106,12 +112,12 @@ func (s *Starter) startRemote(ctx context.Context, l Life) (*Started, error) {
 			return nil, err
 		}
 		if ok {
-			l.Found(true)
+			l.Found(Lives)
 			return s.adopt(k, c, l.Env), nil
 		}
 	}
 	if l.First {
-		l.Found(false)
+		l.Found(Died)
 	}
 	c, err := connectionfile.New(s.Config)
 	if err != nil {
@@ -142,7 +148,9 @@ func (s *Starter) startRemote(ctx context.Context, l Life) (*Started, error) {
 	if e == nil {
 		return &Started{Process: p, Connection: c}, nil
 	}
-	return &Started{Process: s.newLaunched(p, l.Env), answer: e, cfg: s.Config}, nil
+	launched := s.newLaunched(p, l.Env)
+	launched.answer, launched.cfg = e, s.Config
+	return &Started{Process: launched}, nil
 }
 
 // adopt makes a kernel that the child runs already the present process.

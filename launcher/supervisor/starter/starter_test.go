@@ -34,7 +34,6 @@ func TestStart_Machine(t *testing.T) {
 		}
 		<-st.Process.Done()
 		out := st.Process.LastOutput(4096, st.Process.Exit().At.AddDate(-1, 0, 0))
-		st.Close()
 		if !strings.Contains(out, string(bytes.TrimSpace(st.Connection.File))) || !strings.HasSuffix(out, dir+"\nblue\n") {
 			t.Errorf("it prints %q", out)
 		}
