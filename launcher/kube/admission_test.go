@@ -267,7 +267,7 @@ func TestAdmission_Undecided(t *testing.T) {
 	}
 	// The client has read that the kernel is starting, so the dead kernel is shown with its reason.
 	now.Add(int64(10 * time.Minute))
-	if l.isLeftover(c.pod(t, idA+"-1")) {
+	if l.reaper.isLeftover(c.pod(t, idA+"-1")) {
 		t.Error("it is removed although its client knows of it")
 	}
 }

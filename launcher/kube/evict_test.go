@@ -38,7 +38,7 @@ func TestMayBeEvicted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := &Launcher{opts: Options{EvictIdleAfter: tt.after}}
-			if got := l.mayBeEvicted(tt.st, now); got != tt.want {
+			if got := mayBeEvicted(l.opts.EvictIdleAfter, tt.st, now); got != tt.want {
 				t.Errorf("got %v, want %v", got, tt.want)
 			}
 		})
@@ -62,7 +62,7 @@ func TestEvict_Announced(t *testing.T) {
 		tm.maintenance = time.Hour // the test does the reaper's rounds
 	})
 	awaitStreams(t, l, 2)
-	eventually(t, "it is the reaper", l.reaping.Load)
+	eventually(t, "it is the reaper", l.reaper.active.Load)
 	marked := func(id string) bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -70,19 +70,19 @@ func TestEvict_Announced(t *testing.T) {
 	}
 	round := func(notice string) {
 		t.Helper()
-		l.announceNodes()
+		l.reaper.announceNodes()
 		eventually(t, "the status has the notice", func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			return l.noticesSent == 0 && l.kernels[idOf(0)].supervisor.Status.NodeNotice == notice
 		})
 	}
-	l.markEvictable(t.Context())
+	l.reaper.markEvictable(t.Context())
 	if got := c.asked()["patch pods"]; got != 0 {
 		t.Errorf("%d pods were marked before it was announced", got)
 	}
 	round(evictNotice)
-	l.markEvictable(t.Context())
+	l.reaper.markEvictable(t.Context())
 	eventually(t, "marked", func() bool { return marked(idOf(0)) })
 	if marked(idOf(1)) {
 		t.Error("the pod of a supervisor that announces nothing is marked")
@@ -116,7 +116,7 @@ func TestEvict_OneProtects(t *testing.T) {
 		})
 	}
 	reaper := open(&now)
-	eventually(t, "it is the reaper", reaper.reaping.Load)
+	eventually(t, "it is the reaper", reaper.reaper.active.Load)
 	other := open(&otherNow)
 	all := []*Launcher{reaper, other}
 	for _, l := range all {

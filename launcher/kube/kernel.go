@@ -314,7 +314,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.kernels[k.id] != k {
-		return launcher.Kernel{}, l.goneErrorLocked(k.id)
+		return launcher.Kernel{}, l.endings.Gone(k.id)
 	}
 	return l.describeLocked(k), nil
 }

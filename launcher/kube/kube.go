@@ -30,7 +30,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -164,7 +163,7 @@ type Launcher struct {
 	objects   *objects.Objects
 	records   *records.Store
 	endings   *endings.Store
-	reaping   atomic.Bool // this gateway is the reaper
+	reaper    *reaper
 	machines  *gpuview.Machines
 	warm      *warmpods.Store
 	events    *podevents.Store
@@ -230,6 +229,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	l.homes = homes.New(homes.Options{Cluster: o.Cluster, Pods: o.Pods, Watched: l.namespaces.Watched(),
 		Bound: l.apiContext, Unavailable: l.unavailable, Now: l.clusterNow, Log: l.log})
 	l.objects = objects.New(objects.Options{Cluster: o.Cluster, Pods: o.Pods, Keys: keys, Bound: l.apiContext, Life: life})
+	l.reaper = &reaper{l: l}
 	second := "none"
 	if len(keys) > 1 {
 		second = keys[1].Fingerprint
@@ -291,7 +291,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	l.machines = gpuview.Watch(ctx, gpuview.Options{Client: l.client, Goroutines: &l.goroutines, Life: life,
 		Review: tm.rights, Bound: l.apiContext, Log: l.log})
 	keepBeat, writeEndings := func() { l.freshness.keepBeat(life) }, func() { l.endings.Write(life) }
-	for _, f := range []func(){l.maintain, keepBeat, l.reap, writeEndings} {
+	for _, f := range []func(){l.maintain, keepBeat, l.reaper.reap, writeEndings} {
 		l.goroutines.Go(f)
 	}
 	if o.Limits != nil {

@@ -30,7 +30,7 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 		return k, err
 	}
 	if at, ok := l.absent.Get(id); ok && l.timing.now().Sub(at) < absentTime && !l.freshness.doubted() {
-		return nil, l.goneError(id)
+		return nil, l.endings.Gone(id)
 	}
 	if err := launcher.CountLookup(ctx); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 	k, err := l.lookUp(id)
 	if k == nil && err == nil {
 		l.absent.Add(id, l.timing.now())
-		err = l.goneError(id)
+		err = l.endings.Gone(id)
 	}
 	return k, err
 }
@@ -87,7 +87,7 @@ func (l *Launcher) lookUp(id string) (*kernel, error) {
 	k := l.kernels[id]
 	if k != nil && k.end != nil && (k.removed || k.unheard) && l.lingered(k.end) {
 		l.forgetLocked(k)
-		return nil, l.goneErrorLocked(id)
+		return nil, l.endings.Gone(id)
 	}
 	return k, nil
 }
@@ -118,18 +118,4 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 		l.podRemoved(known)
 	}
 	return nil
-}
-
-// goneError returns the error for a kernel that does not exist, with its ending if that is known.
-func (l *Launcher) goneError(id string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.goneErrorLocked(id)
-}
-
-func (l *Launcher) goneErrorLocked(id string) error {
-	if end, ok := l.endings.Get(id); ok {
-		return &launcher.GoneError{ID: id, Owner: end.Owner, Reason: end.Reason, At: end.At}
-	}
-	return launcher.ErrNotFound
 }

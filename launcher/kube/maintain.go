@@ -137,8 +137,7 @@ func startLimitOf(pod *corev1.Pod) time.Duration {
 
 // mayBeEvicted reports whether the cluster's autoscalers may evict a kernel's pod. Then no request runs, no page is
 // connected, the owner does not keep it, its processes do not compute, and its last activity is EvictIdleAfter ago.
-func (l *Launcher) mayBeEvicted(st api.Status, now time.Time) bool {
-	after := l.opts.EvictIdleAfter
+func mayBeEvicted(after time.Duration, st api.Status, now time.Time) bool {
 	return after > 0 && st.State == api.Idle && st.Connections == 0 && !st.Computes && !now.Before(st.KeepUntil) &&
 		now.Sub(st.LastActivity) > after
 }
@@ -146,7 +145,7 @@ func (l *Launcher) mayBeEvicted(st api.Status, now time.Time) bool {
 // protect takes the mark away from the pod of a kernel in use. The reaper does it at once. Another gateway does it only
 // if the mark stays, as when the reaper is frozen: otherwise each of them would send the same patch.
 func (l *Launcher) protect(ctx context.Context, k *kernel, pod *corev1.Pod, status api.Status, now time.Time) {
-	wrong := pod.Annotations[podspec.AnnotationSafeToEvict] == "true" && !l.mayBeEvicted(status, now)
+	wrong := pod.Annotations[podspec.AnnotationSafeToEvict] == "true" && !mayBeEvicted(l.opts.EvictIdleAfter, status, now)
 	l.mu.Lock()
 	switch {
 	case !wrong:
@@ -156,30 +155,30 @@ func (l *Launcher) protect(ctx context.Context, k *kernel, pod *corev1.Pod, stat
 	}
 	since := k.wronglyMarked
 	l.mu.Unlock()
-	if wrong && (l.reaping.Load() || l.timing.now().Sub(since) >= l.timing.lease.duration) {
+	if wrong && (l.reaper.active.Load() || l.timing.now().Sub(since) >= l.timing.lease.duration) {
 		l.setEvictable(ctx, pod, false)
 	}
 }
 
 // markEvictable marks the pods that may be evicted, once their supervisors announce it. The reaper does it, and takes
 // the mark away from a kernel in use: see protect.
-func (l *Launcher) markEvictable(ctx context.Context) {
-	if l.opts.EvictIdleAfter == 0 {
+func (r *reaper) markEvictable(ctx context.Context) {
+	if r.l.opts.EvictIdleAfter == 0 {
 		return
 	}
-	now := l.clusterNow()
+	now := r.l.clusterNow()
 	var pods []*corev1.Pod
-	l.mu.Lock()
-	for _, k := range l.kernels {
+	r.l.mu.Lock()
+	for _, k := range r.l.kernels {
 		if k.end == nil && k.stop == nil && !k.removed && k.supervisor.Streaming &&
-			k.pod.Annotations[podspec.AnnotationSafeToEvict] != "true" && l.mayBeEvicted(k.supervisor.Status, now) &&
-			k.supervisor.Status.NodeNotice != "" {
+			k.pod.Annotations[podspec.AnnotationSafeToEvict] != "true" && k.supervisor.Status.NodeNotice != "" &&
+			mayBeEvicted(r.l.opts.EvictIdleAfter, k.supervisor.Status, now) {
 			pods = append(pods, k.pod)
 		}
 	}
-	l.mu.Unlock()
+	r.l.mu.Unlock()
 	for _, pod := range pods {
-		l.setEvictable(ctx, pod, true)
+		r.l.setEvictable(ctx, pod, true)
 	}
 }
 

@@ -29,23 +29,23 @@ type sentNotice struct {
 
 // announceNodes tells the supervisors on nodes that go away, and those of kernels that may be evicted. It takes back
 // what no longer holds. A node that the informer does not have changes nothing.
-func (l *Launcher) announceNodes() {
-	now := l.timing.now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, k := range l.kernels {
-		if l.noticesSent >= noticesAtOnce {
+func (r *reaper) announceNodes() {
+	now := r.l.timing.now()
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	for _, k := range r.l.kernels {
+		if r.l.noticesSent >= noticesAtOnce {
 			return // the others follow in the next round
 		}
 		if k.end != nil || k.stop != nil || k.removed || !k.supervisor.Streaming || k.nodeNotice.busy {
 			continue
 		}
 		shown := k.supervisor.Status.NodeNotice
-		text, known := l.machines.Notice(k.pod.Spec.NodeName)
+		text, known := r.l.machines.Notice(k.pod.Spec.NodeName)
 		if !known && shown != "" && shown != evictNotice {
 			continue
 		}
-		if text == "" && l.mayBeEvicted(k.supervisor.Status, l.clusterNow()) {
+		if text == "" && mayBeEvicted(r.l.opts.EvictIdleAfter, k.supervisor.Status, r.l.clusterNow()) {
 			text = evictNotice
 		}
 		last := &k.nodeNotice
@@ -53,34 +53,34 @@ func (l *Launcher) announceNodes() {
 			continue
 		}
 		*last = sentNotice{text: text, at: now, busy: true}
-		l.noticesSent++
-		if !l.goroutines.Go(func() { l.sendNodeNotice(k, text) }) {
+		r.l.noticesSent++
+		if !r.l.goroutines.Go(func() { r.sendNodeNotice(k, text) }) {
 			return
 		}
 	}
 }
 
 // sendNodeNotice tells one supervisor.
-func (l *Launcher) sendNodeNotice(k *kernel, text string) {
-	l.mu.Lock()
+func (r *reaper) sendNodeNotice(k *kernel, text string) {
+	r.l.mu.Lock()
 	pod := k.pod
-	l.mu.Unlock()
-	client, err := l.supervisors.Client(pod)
+	r.l.mu.Unlock()
+	client, err := r.l.supervisors.Client(pod)
 	if err == nil {
-		ctx, cancel := context.WithTimeout(l.ctx, updateTime)
+		ctx, cancel := context.WithTimeout(r.l.ctx, updateTime)
 		err = client.SetNodeNotice(ctx, text)
 		cancel()
 	}
 	switch {
-	case l.ctx.Err() != nil:
+	case r.l.ctx.Err() != nil:
 	case err != nil:
-		l.log.Debug("a notice could not be sent to a supervisor", logkey.Kernel, k.id, logkey.Err, err)
+		r.l.log.Debug("a notice could not be sent to a supervisor", logkey.Kernel, k.id, logkey.Err, err)
 	case text != "":
-		l.log.Info("the notebooks of a kernel announce that it may be ended: "+text, logkey.Kernel, k.id, logkey.Pod,
+		r.l.log.Info("the notebooks of a kernel announce that it may be ended: "+text, logkey.Kernel, k.id, logkey.Pod,
 			pod.Name)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.noticesSent--
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	r.l.noticesSent--
 	k.nodeNotice.busy = false
 }

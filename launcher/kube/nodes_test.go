@@ -113,7 +113,7 @@ func TestNodes_OldSupervisor(t *testing.T) {
 	})
 	for n := 1; n <= 3; n++ {
 		for range 3 {
-			l.announceNodes()
+			l.reaper.announceNodes()
 			eventually(t, "sent", func() bool {
 				l.mu.Lock()
 				defer l.mu.Unlock()

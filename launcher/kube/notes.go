@@ -60,14 +60,14 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 			l.replicas.Notify(ctx, id)
 			return after, nil
 		case apierrors.IsNotFound(err):
-			return launcher.Notes{}, l.goneError(id)
+			return launcher.Notes{}, l.endings.Gone(id)
 		case !apierrors.IsConflict(err):
 			return launcher.Notes{}, l.unavailable(ctx, "change of a pod's notes", err)
 		}
 		if pod, err = l.getPod(ctx, pod.Namespace, pod.Name); err != nil {
 			return launcher.Notes{}, err
 		} else if pod == nil {
-			return launcher.Notes{}, l.goneError(id)
+			return launcher.Notes{}, l.endings.Gone(id)
 		}
 		l.updatePod(pod)
 	}

@@ -408,7 +408,7 @@ func TestObjects_Leftover(t *testing.T) {
 		withKernelObjects(t)(o, tm)
 		tm.maintenance, tm.secretOverdue, tm.grace = 10*time.Millisecond, 0, 0
 	})
-	eventually(t, "the second gateway removes leftovers", second.reaping.Load)
+	eventually(t, "the second gateway removes leftovers", second.reaper.active.Load)
 	from := refused.Load()
 	eventually(t, "it has often tried to keep the claim", func() bool { return refused.Load() > from+20 })
 	if _, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{}); err != nil || claim() != before {

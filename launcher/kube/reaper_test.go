@@ -109,7 +109,7 @@ func TestReaper_ClaimedMeanwhile(t *testing.T) {
 	}
 	// the fake does not compare versions
 	c.refuse("patch", "pods", apierrors.NewConflict(corev1.Resource("pods"), seen.Name, nil))
-	l.removeUnclaimed(t.Context(), seen)
+	l.reaper.removeUnclaimed(t.Context(), seen)
 	if !c.podThere(t, seen.Name) {
 		t.Error("it was removed")
 	}
@@ -134,7 +134,7 @@ func TestReaper_Leftovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now.Add(int64(5 * time.Second)); l.isLeftover(pod) {
+	if now.Add(int64(5 * time.Second)); l.reaper.isLeftover(pod) {
 		t.Error("there is no time of grace")
 	}
 	now.Add(int64(6 * time.Second))
@@ -186,13 +186,13 @@ func TestReaper_ConnectedIsClaimed(t *testing.T) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
-	if !l.isUnclaimed(pod) {
+	if !l.reaper.isUnclaimed(pod) {
 		t.Error("it is claimed")
 	}
 	l.mu.Lock()
 	k.supervisor.HasStatus, k.supervisor.Status = true, api.Status{State: "idle", Connections: 1}
 	l.mu.Unlock()
-	if l.isUnclaimed(pod) {
+	if l.reaper.isUnclaimed(pod) {
 		t.Error("it is unclaimed")
 	}
 	l.maintainKernel(t.Context(), k)
@@ -273,11 +273,11 @@ func TestReaper_ClockAhead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.isUnclaimed(pod) {
+	if l.reaper.isUnclaimed(pod) {
 		t.Error("a start is taken for an old one")
 	}
 	pod.CreationTimestamp.Time = pod.CreationTimestamp.Add(-l.timing.claim - time.Second)
-	if !l.isUnclaimed(pod) {
+	if !l.reaper.isUnclaimed(pod) {
 		t.Error("an old start is taken for a new one")
 	}
 }

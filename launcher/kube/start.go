@@ -42,7 +42,7 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 			return launcher.Kernel{}, false, err
 		}
 		if k == nil {
-			if launcher.OfOther(l.goneError(req.ID), req.Owner) {
+			if launcher.OfOther(l.endings.Gone(req.ID), req.Owner) {
 				return launcher.Kernel{}, false, launcher.ErrConflict
 			}
 			d, err := l.create(ctx, req)
@@ -191,7 +191,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 	elsewhere := k != nil && k.pod.Namespace != made.Namespace
 	l.mu.Unlock()
 	if k == nil {
-		return nil, l.goneError(made.Labels[podspec.LabelKernel])
+		return nil, l.endings.Gone(made.Labels[podspec.LabelKernel])
 	}
 	if elsewhere { // the id is that of a kernel in another namespace, which this gateway has just learned
 		if err := l.deletePod(ctx, made); err != nil {

@@ -123,7 +123,7 @@ func (w warmKernels) Admit(ctx context.Context, pod *corev1.Pod) (admitted bool,
 	k := l.kernels[id]
 	l.mu.Unlock()
 	if k == nil {
-		return false, l.goneError(id)
+		return false, l.endings.Gone(id)
 	}
 	waiting, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
 	err = l.awaitDecision(waiting, k)
@@ -168,7 +168,7 @@ func (w warmKernels) Given(ctx context.Context, pod *corev1.Pod, requested time.
 		return launcher.Kernel{}, err
 	}
 	if k == nil {
-		return launcher.Kernel{}, l.goneError(id)
+		return launcher.Kernel{}, l.endings.Gone(id)
 	}
 	l.replicas.Notify(ctx, id)
 	l.mu.Lock()

@@ -24,7 +24,7 @@ const (
 func (l *Launcher) handlePod(pod *corev1.Pod, enter func(*corev1.Pod)) {
 	enter(pod)
 	l.actOnPod(pod)
-	if l.reaping.Load() {
+	if l.reaper.active.Load() {
 		l.warm.Notice(pod)
 	}
 }

@@ -155,6 +155,14 @@ func (s *Store) Each(do func(id string, end *Ending)) {
 	}
 }
 
+// Gone returns the error for a kernel that does not exist, with its ending if that is known.
+func (s *Store) Gone(id string) error {
+	if end, ok := s.Get(id); ok {
+		return &launcher.GoneError{ID: id, Owner: end.Owner, Reason: end.Reason, At: end.At}
+	}
+	return launcher.ErrNotFound
+}
+
 // Culls counts the kernels that were culled since this gateway was opened.
 func (s *Store) Culls() map[launcher.CullLabels]int64 {
 	s.mu.Lock()
