@@ -19,7 +19,8 @@ func TestDisplays(t *testing.T) {
 	sent := func(session uint64) (types []string) {
 		entries, _, _ := log.Read(begin, session, 1<<20, nil)
 		for _, e := range entries {
-			types = append(types, jupyter.StringField(e.Message.Header, "msg_type")+" from "+jupyter.StringField(e.Message.Header, "session"))
+			types = append(types, jupyter.StringField(e.Message.Header, "msg_type")+" from "+
+				jupyter.StringField(e.Message.Header, "session"))
 		}
 		return types
 	}
