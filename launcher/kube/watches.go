@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,13 +132,9 @@ func (w *watches) track(key *watchKey, mends bool, err error) {
 // failing reports whether a watch has failed, in a namespace that the gateway may list.
 func (w *watches) failing() bool {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	for key := range w.broken {
-		if w.namespaces.Denial(key.namespace) == "" {
-			return true
-		}
-	}
-	return false
+	broken := slices.Collect(maps.Keys(w.broken))
+	w.mu.Unlock()
+	return slices.ContainsFunc(broken, func(k watchKey) bool { return w.namespaces.Denial(k.namespace) == "" })
 }
 
 // handle makes two informers report. synced report whether their first lists have been handled.
