@@ -1,9 +1,11 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"time"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -11,6 +13,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/election"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
@@ -31,9 +34,8 @@ func (c admissionCluster) decideAboutLimits() {
 			return
 		}
 	}
-	t := l.timing.admission
-	lease := &leaseClock{Interface: l.leaseLock(admissionLease), lasts: t.duration - t.duration/5}
-	l.elect(lease, t, func(ctx context.Context) {
+	lease := l.election(admissionLease, l.timing.admission)
+	lease.Run(l.ctx, func(ctx context.Context) {
 		term := c.beginTerm(lease)
 		l.log.Info("this gateway decides about limits")
 		term.Lead(ctx)
@@ -45,10 +47,17 @@ func (c admissionCluster) decideAboutLimits() {
 	})
 }
 
+// election returns the election of a gateway by a lease in the kernels' namespace.
+func (l *Launcher) election(lease string, t election.Timing) *election.Election {
+	return election.New(election.Options{Leases: l.opts.Cluster.Leases.CoordinationV1().Leases(l.opts.Pods.Namespace),
+		Name: lease, Labels: map[string]string{podspec.LabelManagedBy: podspec.Manager},
+		Holder: cmp.Or(hostName(l.log), "ekg") + "_" + uuid.NewString(), Timing: t, Log: l.log})
+}
+
 // beginTerm makes a term that knows all pods that this launcher learns of from now on.
-func (c admissionCluster) beginTerm(lease *leaseClock) *admission.Term {
+func (c admissionCluster) beginTerm(lease *election.Election) *admission.Term {
 	l := c.l
-	term := admission.NewTerm(admission.Options{Cluster: c, Limits: l.opts.Limits, Holds: lease.holds,
+	term := admission.NewTerm(admission.Options{Cluster: c, Limits: l.opts.Limits, Holds: lease.Holds,
 		Now: l.timing.now, Log: l.log})
 	l.mu.Lock()
 	defer l.mu.Unlock()

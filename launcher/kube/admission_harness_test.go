@@ -22,6 +22,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/election"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
@@ -56,11 +57,11 @@ func fastAdmission(limits launcher.Limits) func(*Options, *timing) {
 	return func(o *Options, tm *timing) {
 		o.Limits = limits
 		tm.maintenance = 20 * time.Millisecond
-		tm.admission = leaseTiming{
-			duration: 2 * time.Second,
-			renew:    1500 * time.Millisecond,
-			retry:    200 * time.Millisecond,
-			release:  true,
+		tm.admission = election.Timing{
+			Duration: 2 * time.Second,
+			Renew:    1500 * time.Millisecond,
+			Retry:    200 * time.Millisecond,
+			Release:  true,
 		}
 	}
 }
@@ -215,7 +216,7 @@ func openReplica(t *testing.T, c *testCluster, limits launcher.Limits, lease tim
 	p := newProcess()
 	l := openTest(t, c, func(o *Options, tm *timing) {
 		fastAdmission(limits)(o, tm)
-		tm.admission.duration, tm.admission.renew = lease, lease*3/4
+		tm.admission.Duration, tm.admission.Renew = lease, lease*3/4
 		client := replicaClient{c.Clientset, p}
 		o.Cluster = &cluster.Cluster{Client: client, Leases: client, Namespace: "ns"}
 	})
@@ -307,7 +308,7 @@ func openWithoutLease(t *testing.T, c *testCluster, limits launcher.Limits) (*La
 		fastReaper(&now)(o, tm)
 		o.Limits = limits
 		tm.decision = 50 * time.Millisecond
-		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
+		tm.admission = election.Timing{Duration: time.Hour, Renew: 30 * time.Minute, Retry: 20 * time.Minute}
 	})
 	return l, &now
 }

@@ -157,7 +157,7 @@ func TestEvict_OneProtects(t *testing.T) {
 	if n := round(other); n != 0 {
 		t.Errorf("%d patches at once", n)
 	}
-	otherNow.Add(int64(other.timing.lease.duration))
+	otherNow.Add(int64(other.timing.lease.Duration))
 	if n := round(other); n != 1 {
 		t.Errorf("the mark stays, and another gateway sends %d patches", n)
 	}

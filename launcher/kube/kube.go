@@ -19,7 +19,7 @@
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
 // replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, podevents.Store.mu, gpuview.Tally.mu, answers.mu,
-// freshness.marksLock, watches.mu, leaseClock.mu and admission.Term.mu are taken last. No request to the cluster is
+// freshness.marksLock, watches.mu, election.Election.mu and admission.Term.mu are taken last. No request to the cluster is
 // made while Launcher.mu is held.
 package kube
 
@@ -41,6 +41,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/admission"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/cluster"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/election"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/gpuview"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/homes"
@@ -96,20 +97,14 @@ type timing struct {
 	claim         time.Duration // for a client to learn of its kernel
 	grace         time.Duration // for the gateway that has ended a kernel to delete its pod
 	gatherEndings time.Duration // for endings to be collected before they are written
-	lease         leaseTiming
-	admission     leaseTiming   // of the gateway that decides about limits
-	decision      time.Duration // for a decision about a start; after that the client reads that the start waits
-	rights        time.Duration // between two looks at which machines this gateway may watch
+	lease         election.Timing
+	admission     election.Timing // of the gateway that decides about limits
+	decision      time.Duration   // for a decision about a start; after that the client reads that the start waits
+	rights        time.Duration   // between two looks at which machines this gateway may watch
 	firstRedial   time.Duration
 	lastRedial    time.Duration
 	resync        time.Duration // between two resyncs of the informers; 0: never
 	now           func() time.Time
-}
-
-// leaseTiming holds the durations with which one of all gateways is elected. Each retry is a request to the API server.
-type leaseTiming struct {
-	duration, renew, retry time.Duration
-	release                bool // release the lease at the end; that may take as long as a renewal
 }
 
 func realTiming() timing {
@@ -125,12 +120,12 @@ func realTiming() timing {
 		grace:         10 * time.Second,
 		gatherEndings: 200 * time.Millisecond,
 		// no client waits for it
-		lease: leaseTiming{duration: 30 * time.Second, renew: 20 * time.Second, retry: 5 * time.Second},
-		admission: leaseTiming{
-			duration: 5 * time.Second,
-			renew:    3 * time.Second,
-			retry:    time.Second,
-			release:  true,
+		lease: election.Timing{Duration: 30 * time.Second, Renew: 25 * time.Second, Retry: 5 * time.Second},
+		admission: election.Timing{
+			Duration: 5 * time.Second,
+			Renew:    4 * time.Second,
+			Retry:    time.Second,
+			Release:  true,
 		},
 		decision:    20 * time.Second,
 		rights:      5 * time.Minute,

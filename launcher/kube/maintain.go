@@ -155,7 +155,7 @@ func (l *Launcher) protect(ctx context.Context, k *kernel, pod *corev1.Pod, stat
 	}
 	since := k.wronglyMarked
 	l.mu.Unlock()
-	if wrong && (l.reaper.active.Load() || l.timing.now().Sub(since) >= l.timing.lease.duration) {
+	if wrong && (l.reaper.active.Load() || l.timing.now().Sub(since) >= l.timing.lease.Duration) {
 		l.setEvictable(ctx, pod, false)
 	}
 }

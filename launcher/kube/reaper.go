@@ -32,7 +32,7 @@ type reaper struct {
 }
 
 // reap takes part in the election of the reaper for as long as the launcher lives.
-func (r *reaper) reap() { r.l.elect(r.l.leaseLock(reaperLease), r.l.timing.lease, r.reapUntil) }
+func (r *reaper) reap() { r.l.election(reaperLease, r.l.timing.lease).Run(r.l.ctx, r.reapUntil) }
 
 // reapUntil removes leftovers until ctx ends, which happens when the lease is lost.
 func (r *reaper) reapUntil(ctx context.Context) {

@@ -16,6 +16,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/election"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/endings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -28,7 +29,7 @@ func fastReaper(now *atomic.Int64) func(*Options, *timing) {
 		tm.now = func() time.Time { return time.Unix(0, now.Load()) }
 		tm.maintenance = 5 * time.Millisecond
 		// leases are written in whole seconds
-		tm.lease = leaseTiming{duration: time.Second, renew: 700 * time.Millisecond, retry: 100 * time.Millisecond}
+		tm.lease = election.Timing{Duration: time.Second, Renew: 700 * time.Millisecond, Retry: 100 * time.Millisecond}
 	}
 }
 

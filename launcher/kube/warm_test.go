@@ -20,6 +20,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/election"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -161,7 +162,7 @@ func TestWarm_Undecided(t *testing.T) {
 		fastReaper(&now)(o, tm)
 		o.Limits = &testLimits{all: 1, each: 1}
 		tm.decision = 50 * time.Millisecond
-		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
+		tm.admission = election.Timing{Duration: time.Hour, Renew: 30 * time.Minute, Retry: 20 * time.Minute}
 		o.Warm = func() []launcher.Warm {
 			return []launcher.Warm{{Start: testRequest(uuid.Nil.String()), Count: 1}}
 		}
