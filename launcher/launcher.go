@@ -252,10 +252,7 @@ func NewestFirst(a, b EndedKernel) int {
 	return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID))
 }
 
-// ByCreation orders kernels as Launcher.Kernels returns them, for slices.SortFunc.
-func ByCreation(a, b Kernel) int { return CompareCreation(a.Created, a.ID, b.Created, b.ID) }
-
-// CompareCreation is ByCreation for the creation times and ids of two kernels.
+// CompareCreation orders the creation times and ids of two kernels as Launcher.Kernels returns the kernels.
 func CompareCreation(created time.Time, id string, otherCreated time.Time, otherID string) int {
 	return cmp.Or(created.Compare(otherCreated), cmp.Compare(id, otherID))
 }

@@ -10,7 +10,9 @@
 package files
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 )
@@ -21,6 +23,27 @@ func Write(path string, content []byte) error {
 		_, err := f.Write(content)
 		return err
 	})
+}
+
+// WriteJSON is Write of a value in JSON, with a line's end.
+func WriteJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return Write(path, append(b, '\n'))
+}
+
+// ReadJSON decodes a file into what v points to. An error of the decoding names the file.
+func ReadJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
 }
 
 // Replace replaces the file at path by the one that fill writes. The file has mode 0600 unless fill changes it. It is

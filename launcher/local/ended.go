@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -78,7 +79,7 @@ func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 			continue // it was started again
 		}
 		var t storedEnding
-		if err := readJSON(filepath.Join(l.layout.ended(), e.Name()), &t); err != nil {
+		if err := files.ReadJSON(filepath.Join(l.layout.ended(), e.Name()), &t); err != nil {
 			if !errors.Is(err, fs.ErrNotExist) { // else it was just removed for its age
 				l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, id, logkey.Err, err)
 			}

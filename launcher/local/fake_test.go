@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
@@ -221,7 +222,7 @@ func (f *fakeSupervisor) run(ready *os.File) int {
 		if err := cmd.Start(); err != nil {
 			panic(err)
 		}
-		if err := writeJSON(f.cfg.Env[orphanVariable], cmd.Process.Pid); err != nil {
+		if err := files.WriteJSON(f.cfg.Env[orphanVariable], cmd.Process.Pid); err != nil {
 			panic(err)
 		}
 		return 3

@@ -240,7 +240,7 @@ func (l layout) readEntry(id string, log *slog.Logger) (record, error) {
 // goneError returns the error for a kernel without a folder, with its stored ending if there is one.
 func (l layout) goneError(id string) error {
 	var e storedEnding
-	err := readJSON(l.endingFile(id), &e)
+	err := files.ReadJSON(l.endingFile(id), &e)
 	if err == nil && e.KernelID == id {
 		return &launcher.GoneError{ID: id, Owner: e.Owner, Reason: e.Reason, At: e.At}
 	}
@@ -253,7 +253,7 @@ func (l layout) goneError(id string) error {
 // readEnding reads a kernel's ended.json; nil if the file does not exist.
 func (l layout) readEnding(id string) (*api.Ending, error) {
 	e := new(api.Ending)
-	err := readJSON(l.file(id, endFile), e)
+	err := files.ReadJSON(l.file(id, endFile), e)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -261,26 +261,6 @@ func (l layout) readEnding(id string) (*api.Ending, error) {
 		return nil, err
 	}
 	return e, nil
-}
-
-func readJSON(path string, v any) error {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(b, v); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
-}
-
-// writeJSON replaces a file in one step. Only this user can read it.
-func writeJSON(path string, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return files.Write(path, append(b, '\n'))
 }
 
 // createJSON makes a file that no other program looks for yet. Only this user can read it.
@@ -292,7 +272,7 @@ func createJSON(path string, v any) error {
 	return os.WriteFile(path, append(b, '\n'), 0o600)
 }
 
-// keepJSON is writeJSON, but leaves a file alone that has the content. A look costs little; a new file took up to 1 ms.
+// keepJSON is files.WriteJSON, but leaves a file alone that has the content. A look costs little; a new file took up to 1 ms.
 func keepJSON(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {

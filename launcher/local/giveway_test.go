@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
@@ -140,7 +141,7 @@ func TestWarm_GivesWay(t *testing.T) {
 		t.Fatalf("%+v, %v", k, err)
 	}
 	var cfg api.Config
-	if err := readJSON(filepath.Join(p.state, "kernels", k.ID, configFile), &cfg); err != nil ||
+	if err := files.ReadJSON(filepath.Join(p.state, "kernels", k.ID, configFile), &cfg); err != nil ||
 		cfg.Env["CUDA_VISIBLE_DEVICES"] != "GPU-a" {
 		t.Errorf("%+v, %v", cfg, err)
 	}

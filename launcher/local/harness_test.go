@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
@@ -146,7 +147,7 @@ func processesOf(t *testing.T, p *place, n int) processIDs {
 	t.Helper()
 	var ps processIDs
 	eventually(t, "both process ids are noted", func() bool {
-		return readJSON(filepath.Join(p.state, "kernels", id(n), processFile), &ps) == nil && ps.Kernel != 0
+		return files.ReadJSON(filepath.Join(p.state, "kernels", id(n), processFile), &ps) == nil && ps.Kernel != 0
 	})
 	return ps
 }

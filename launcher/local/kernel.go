@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
@@ -228,7 +229,7 @@ func (l *Launcher) readFailing(k *kernel) string {
 	away := k.supervisorAwayLocked()
 	l.mu.Unlock()
 	var f api.Failing
-	if !away || readJSON(l.layout.file(k.id, api.FailingFile), &f) != nil { // the file is rare
+	if !away || files.ReadJSON(l.layout.file(k.id, api.FailingFile), &f) != nil { // the file is rare
 		return ""
 	}
 	return f.Reason

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
@@ -23,7 +24,7 @@ func (ps *processes) group(id string) *cgroup.Group {
 	var cfg struct {
 		ControlGroup string `json:"control_group"`
 	}
-	err := readJSON(ps.layout.file(id, configFile), &cfg)
+	err := files.ReadJSON(ps.layout.file(id, configFile), &cfg)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
@@ -126,7 +127,7 @@ func (l *Launcher) tryWaiting(t lend.Turn) (looked bool) {
 		} else {
 			l.log.Error("kernel that has waited cannot be started", logkey.Kernel, k.id, logkey.Err, err)
 		}
-		if err := writeJSON(l.layout.file(k.id, endFile), end); err != nil {
+		if err := files.WriteJSON(l.layout.file(k.id, endFile), end); err != nil {
 			l.log.Error("kernel's end cannot be recorded", logkey.Kernel, k.id, logkey.Err, err)
 			return true
 		}
@@ -199,7 +200,7 @@ func (l layout) devicesBefore(k *kernel) []string {
 	var cfg struct {
 		Env map[string]string `json:"env"`
 	}
-	if k.rec.Want == nil || readJSON(l.file(k.id, configFile), &cfg) != nil { // then any others will do
+	if k.rec.Want == nil || files.ReadJSON(l.file(k.id, configFile), &cfg) != nil { // then any others will do
 		return nil
 	}
 	return lend.Visible(cfg.Env[lend.VisibleVariable])

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -110,7 +111,7 @@ func flavored(f flavor.Flavor) func(*launcher.Request) {
 func (p *place) env(n int, name string) string {
 	p.t.Helper()
 	var cfg api.Config
-	if err := readJSON(filepath.Join(p.state, "kernels", id(n), configFile), &cfg); err != nil {
+	if err := files.ReadJSON(filepath.Join(p.state, "kernels", id(n), configFile), &cfg); err != nil {
 		p.t.Fatal(err)
 	}
 	return cfg.Env[name]

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
@@ -209,7 +210,7 @@ func TestLend_Random(t *testing.T) {
 		case n < 10 && len(all) > 0:
 			var ps processIDs
 			kernel := all[random.IntN(len(all))].kernel
-			if readJSON(filepath.Join(p.state, "kernels", kernel, processFile), &ps) == nil && ps.holder() > 1 {
+			if files.ReadJSON(filepath.Join(p.state, "kernels", kernel, processFile), &ps) == nil && ps.holder() > 1 {
 				_ = syscall.Kill(ps.holder(), syscall.SIGKILL)
 				kills++
 			}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
@@ -469,7 +470,7 @@ func TestLend_LeftBehind(t *testing.T) {
 		r.Spec, r.Env[orphanVariable] = fakeSpec("orphan"), file
 	})
 	var pid int
-	if readErr := readJSON(file, &pid); err == nil || readErr != nil {
+	if readErr := files.ReadJSON(file, &pid); err == nil || readErr != nil {
 		t.Fatalf("the start failed with %v, and %v", err, readErr)
 	}
 	if k := p.mustStart(l, 2, "1"); k.State != api.Starting || !strings.HasPrefix(k.Reason, "it waits for a GPU") {

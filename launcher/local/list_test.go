@@ -145,7 +145,9 @@ func (l *Launcher) expect(t *testing.T, after string, n int, path string) {
 	if err != nil || len(all) != n || got != path {
 		t.Errorf("after %s the list has %d kernels and path %q, want %d and %q: %v", after, len(all), got, n, path, err)
 	}
-	if !slices.IsSortedFunc(all, launcher.ByCreation) {
+	if !slices.IsSortedFunc(all, func(a, b launcher.Kernel) int {
+		return launcher.CompareCreation(a.Created, a.ID, b.Created, b.ID)
+	}) {
 		t.Errorf("the list is not in order: %v", all)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/logs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -205,7 +206,7 @@ func TestSweep(t *testing.T) {
 		}
 	}
 	entry := warmEntry{ID: id(1), RunDir: warm}
-	if err := writeJSON(l.layout.warmFile(entry.ID), entry); err != nil {
+	if err := files.WriteJSON(l.layout.warmFile(entry.ID), entry); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := l.warm.entries()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
@@ -96,7 +97,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 	if err != nil {
 		return launcher.Notes{}, err
 	}
-	if err := writeJSON(l.layout.file(k.id, notesFile), after); err != nil {
+	if err := files.WriteJSON(l.layout.file(k.id, notesFile), after); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return launcher.Notes{}, l.layout.goneError(id)
 		}

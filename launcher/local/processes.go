@@ -186,13 +186,13 @@ func (ps *processes) cleanUp(k *kernel) (*api.Ending, error) {
 	n := ps.killRemains(k, p)
 	ps.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.holder(), logkey.Killed, n)
 	end := &api.Ending{KernelID: k.id, Reason: reason, At: ps.now().UTC()}
-	return end, writeJSON(ps.layout.file(k.id, endFile), end)
+	return end, files.WriteJSON(ps.layout.file(k.id, endFile), end)
 }
 
 // readProcesses returns the process ids of a kernel, as far as they are known.
 func (ps *processes) readProcesses(id string) (p processIDs) {
 	holder, err := api.ReadHolder(ps.layout.file(id, lockFile))
-	for _, err := range []error{err, readJSON(ps.layout.file(id, processFile), &p)} {
+	for _, err := range []error{err, files.ReadJSON(ps.layout.file(id, processFile), &p)} {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			ps.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -141,7 +142,7 @@ func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
 	}
 	defer flock.Unlock(lock)
 	end.KernelID = k.id
-	if err := writeJSON(l.layout.endingFile(k.id), storedEnding{end, k.rec.SpecName, k.rec.Owner,
+	if err := files.WriteJSON(l.layout.endingFile(k.id), storedEnding{end, k.rec.SpecName, k.rec.Owner,
 		k.rec.Flavor, k.rec.GPUs}); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -81,7 +82,7 @@ func TestReconcile_Remains(t *testing.T) {
 	ps := processesOf(t, p, 1)
 	_ = l.Close()
 	end := api.Ending{KernelID: id(1), Reason: "it was idle", At: time.Now().UTC()}
-	if err := writeJSON(filepath.Join(p.state, "kernels", id(1), endFile), end); err != nil {
+	if err := files.WriteJSON(filepath.Join(p.state, "kernels", id(1), endFile), end); err != nil {
 		t.Fatal(err)
 	}
 	kill(t, ps.Supervisor)

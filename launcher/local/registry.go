@@ -59,7 +59,7 @@ func (r *registry) note(k *kernel) {
 	}
 }
 
-// byCreation is launcher.ByCreation for kernels of this launcher.
+// byCreation is launcher.CompareCreation for kernels of this launcher.
 func byCreation(a, b *kernel) int {
 	return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
 }

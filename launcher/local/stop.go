@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -124,7 +125,7 @@ func (l *Launcher) endUnsupported(ctx context.Context, k *kernel) (liveness, err
 		return uncertain, err
 	}
 	end.At = l.timing.now().UTC()
-	if err := writeJSON(l.layout.file(k.id, endFile), end); err != nil { // the supervisor's says that it is not shown
+	if err := files.WriteJSON(l.layout.file(k.id, endFile), end); err != nil { // the supervisor's says that it is not shown
 		return uncertain, err
 	}
 	l.markDead(k, end)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -84,7 +85,7 @@ func TestStop(t *testing.T) {
 			// As if the gateway were killed before it has noted the processes, or before it has noted the present ones.
 			err := os.Remove(l.layout.file(k.ID, processFile))
 			if noted != nil {
-				err = writeJSON(l.layout.file(k.ID, processFile), noted)
+				err = files.WriteJSON(l.layout.file(k.ID, processFile), noted)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -149,7 +150,7 @@ func TestProcesses_Ended(t *testing.T) {
 	if got := l.readProcesses(id(1)).holder(); got != locked {
 		t.Errorf("with the lock alone it is %d", got)
 	}
-	if err := writeJSON(l.layout.file(id(1), processFile), processIDs{Supervisor: noted}); err != nil {
+	if err := files.WriteJSON(l.layout.file(id(1), processFile), processIDs{Supervisor: noted}); err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now()

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
@@ -117,7 +118,7 @@ func TestSums_Random(t *testing.T) {
 		req := launcher.Request{ID: id(n), Owner: fmt.Sprint("user", n%3), Groups: []string{"all", fmt.Sprint("group", n%2)},
 			Spec: fakeSpec("fine"), Env: map[string]string{}, Job: n%4 == 0}
 		pids := func() (ps processIDs) {
-			_ = readJSON(filepath.Join(p.state, "kernels", id(n), processFile), &ps) // it may not be there
+			_ = files.ReadJSON(filepath.Join(p.state, "kernels", id(n), processFile), &ps) // it may not be there
 			return ps
 		}
 		switch random.IntN(12) {

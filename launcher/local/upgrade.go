@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -100,7 +101,7 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 		return Upgraded{}, err
 	}
 	request := api.Upgrade{ID: rand.Text(), Program: u.Program, Busy: u.Busy}
-	if err := writeJSON(l.file(id, api.UpgradeFile), request); err != nil {
+	if err := files.WriteJSON(l.file(id, api.UpgradeFile), request); err != nil {
 		return Upgraded{}, err
 	}
 	defer os.Remove(l.file(id, api.UpgradeFile)) //nolint:errcheck // parents of this version have moved it away
@@ -151,7 +152,7 @@ func (u Upgrades) await(ctx context.Context, rec record, before api.Status, requ
 // request, which came late, is ignored.
 func (u Upgrades) refused(id, request string) error {
 	var r api.Refused
-	err := readJSON(layout{state: u.StateDir}.file(id, api.RefusedFile), &r)
+	err := files.ReadJSON(layout{state: u.StateDir}.file(id, api.RefusedFile), &r)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -139,7 +140,7 @@ func TestUpgrades_RefusedOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	for of, want := range map[string]bool{"mine": true, "another": false, "": true} { // "": of an earlier version
-		if err := writeJSON(file, api.Refused{ID: of, Reason: "it is busy"}); err != nil {
+		if err := files.WriteJSON(file, api.Refused{ID: of, Reason: "it is busy"}); err != nil {
 			t.Fatal(err)
 		}
 		if err := u.refused(id(1), "mine"); (err != nil) != want {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
@@ -85,7 +86,7 @@ func (w *warmStore) entries() ([]warmEntry, error) {
 	for _, name := range names {
 		var e warmEntry
 		id := strings.TrimSuffix(name, ".json")
-		if !launcher.ValidID(id) || readJSON(w.l.layout.warmFile(id), &e) != nil || e.ID != id {
+		if !launcher.ValidID(id) || files.ReadJSON(w.l.layout.warmFile(id), &e) != nil || e.ID != id {
 			continue
 		}
 		all = append(all, e)
@@ -242,7 +243,7 @@ func (w *warmStore) claim(ctx context.Context, e warmEntry, rec record) (*kernel
 		return nil, err
 	}
 	defer counted()
-	if err := writeJSON(l.layout.file(e.ID, recordFile), rec); err != nil {
+	if err := files.WriteJSON(l.layout.file(e.ID, recordFile), rec); err != nil {
 		return nil, err
 	}
 	l.folders.Lock()
@@ -380,7 +381,7 @@ func (w *warmStore) end(id, reason string, again bool) bool {
 		return false
 	}
 	rec.Warm = warmEnding // no start takes it from now on
-	if err := writeJSON(w.l.layout.file(id, recordFile), rec); err != nil {
+	if err := files.WriteJSON(w.l.layout.file(id, recordFile), rec); err != nil {
 		w.l.log.Warn("warm kernel cannot be ended", logkey.Kernel, id, logkey.Err, err)
 		return false
 	}
@@ -420,7 +421,7 @@ func (w *warmStore) finishClaim(e warmEntry, rec record) {
 	var stored struct {
 		Done bool `json:"done"`
 	}
-	if err := readJSON(l.layout.file(e.ID, api.AssignmentFile), &stored); err == nil && stored.Done {
+	if err := files.ReadJSON(l.layout.file(e.ID, api.AssignmentFile), &stored); err == nil && stored.Done {
 		w.removeEntry(e.ID)
 		return
 	}
@@ -448,7 +449,7 @@ func (w *warmStore) Create(ctx context.Context, kind warmKind) error {
 	rec.Warm, cfg.Warm = kind.content, kind.mode
 	entry := warmEntry{ID: rec.ID, SpecName: rec.SpecName, Flavor: rec.Flavor, Content: kind.content, RunDir: rec.RunDir,
 		Created: rec.Created}
-	if err := writeJSON(l.layout.warmFile(rec.ID), entry); err != nil {
+	if err := files.WriteJSON(l.layout.warmFile(rec.ID), entry); err != nil {
 		return err
 	}
 	l.logs.set(&cfg)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -108,7 +109,7 @@ func TestWarm_OneOwner(t *testing.T) {
 	for id, owner := range owners {
 		eventually(t, "the kernel has its owner's variables", func() bool {
 			var ps processIDs
-			if readJSON(filepath.Join(p.state, "kernels", id, processFile), &ps) != nil || ps.Kernel == 0 {
+			if files.ReadJSON(filepath.Join(p.state, "kernels", id, processFile), &ps) != nil || ps.Kernel == 0 {
 				return false
 			}
 			env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", ps.Kernel))
@@ -169,7 +170,7 @@ func TestWarm_AssignedOnce(t *testing.T) {
 		api.Assignment
 		Done bool `json:"done"`
 	}
-	if err := readJSON(filepath.Join(p.state, "kernels", k.ID, api.AssignmentFile), &stored); err != nil ||
+	if err := files.ReadJSON(filepath.Join(p.state, "kernels", k.ID, api.AssignmentFile), &stored); err != nil ||
 		!stored.Done || stored.Owner != "ann" {
 		t.Fatalf("%+v, %v", stored, err)
 	}

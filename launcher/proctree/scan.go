@@ -104,9 +104,7 @@ func (s *Scan) publish(leader int, oldest time.Duration) (scanned, error) {
 		return found, nil
 	}
 	own := s.own()
-	if b, err := json.Marshal(own); err == nil {
-		_ = files.Write(s.path, b) // on a full disk the others scan by themselves
-	}
+	_ = files.WriteJSON(s.path, own) // on a full disk the others scan by themselves
 	return own, nil
 }
 

@@ -93,9 +93,6 @@ type origin struct {
 // Place returns the origin of an option's value for an error: --name, the variable, or file:line: name.
 func (s *Settings) Place(name string) string { return s.origins[name].place }
 
-// Source returns the kind of source of an option's value.
-func (s *Settings) Source(name string) Source { return s.origins[name].source }
-
 // Sources are the places that Load reads.
 type Sources struct {
 	Flags  func(name string) ([]string, bool) // texts of the command line's flag; false if it lacks the flag

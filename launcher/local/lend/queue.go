@@ -2,7 +2,6 @@ package lend
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -64,11 +63,7 @@ func (p *Place) ID() string { return p.id }
 // Store records in the kernel's folder that it waits from now on.
 func (p *Place) Store() (since time.Time, err error) {
 	since = p.l.opts.Now().UTC()
-	b, err := json.Marshal(waitText{since})
-	if err == nil {
-		err = files.Write(filepath.Join(p.dir, WaitFile), append(b, '\n'))
-	}
-	return since, err
+	return since, files.WriteJSON(filepath.Join(p.dir, WaitFile), waitText{since})
 }
 
 // Stored reads since when a kernel waits by its folder. stored is false if it does not wait.
@@ -77,10 +72,7 @@ func (p *Place) Stored() (since time.Time, stored bool) {
 		return since, false
 	}
 	var text waitText
-	b, err := os.ReadFile(filepath.Join(p.dir, WaitFile))
-	if err == nil {
-		err = json.Unmarshal(b, &text)
-	}
+	err := files.ReadJSON(filepath.Join(p.dir, WaitFile), &text)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.l.opts.Log.Warn("kernel does not wait any more", logkey.Kernel, p.id, logkey.Err, err)
 	}

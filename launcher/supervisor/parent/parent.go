@@ -13,7 +13,6 @@ package parent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -212,12 +211,9 @@ func (p *parent) reportFailing(failures int, end ending) {
 	if failures <= 1 {
 		return
 	}
-	b, err := json.Marshal(api.Failing{At: time.Now().UTC(), Reason: fmt.Sprintf("its supervisor ended unexpectedly "+
-		"%d times in a row, the last time %s; it is started again", failures, end)})
-	if err == nil {
-		err = files.Write(p.beside(api.FailingFile), b)
-	}
-	if err != nil {
+	failing := api.Failing{At: time.Now().UTC(), Reason: fmt.Sprintf("its supervisor ended unexpectedly "+
+		"%d times in a row, the last time %s; it is started again", failures, end)}
+	if err := files.WriteJSON(p.beside(api.FailingFile), failing); err != nil {
 		p.log.Warn("the reason why the kernel has no supervisor cannot be noted", logkey.Err, err)
 	}
 }
@@ -337,12 +333,8 @@ func (p *parent) ended(end ending) bool {
 // giveUp records why the kernel is ended without a supervisor.
 func (p *parent) giveUp(reason string, stopped bool) {
 	p.log.Error("kernel is ended, because it has no supervisor", logkey.Reason, reason)
-	b, err := json.Marshal(api.Ending{KernelID: p.opts.Config.KernelID, Reason: reason, Stopped: stopped,
-		At: time.Now().UTC()})
-	if err == nil {
-		err = files.Write(p.opts.Config.EndFile, b)
-	}
-	if err != nil {
+	end := api.Ending{KernelID: p.opts.Config.KernelID, Reason: reason, Stopped: stopped, At: time.Now().UTC()}
+	if err := files.WriteJSON(p.opts.Config.EndFile, end); err != nil {
 		p.log.Error("the kernel's end cannot be recorded", logkey.Err, err)
 	}
 }

@@ -65,19 +65,15 @@ func (p *Program) path() string {
 // Refuse notes for the program that requested an upgrade why the supervisor is not replaced. config is the path of the
 // kernel's configuration, and id that of the request.
 func Refuse(config, id string, why error) error {
-	b, err := json.Marshal(api.Refused{ID: id, Reason: why.Error()})
-	if err != nil {
-		return err
-	}
-	return files.Write(filepath.Join(filepath.Dir(config), api.RefusedFile), b)
+	refused := api.Refused{ID: id, Reason: why.Error()}
+	return files.WriteJSON(filepath.Join(filepath.Dir(config), api.RefusedFile), refused)
 }
 
 // RequestID returns the id of the request to upgrade that the parent has read last; "" if it is not known, as with
 // parents of earlier versions. config is the path of the kernel's configuration.
 func RequestID(config string) string {
 	var r api.Upgrade
-	b, err := os.ReadFile(filepath.Join(filepath.Dir(config), api.UpgradingFile))
-	if err != nil || json.Unmarshal(b, &r) != nil {
+	if files.ReadJSON(filepath.Join(filepath.Dir(config), api.UpgradingFile), &r) != nil {
 		return ""
 	}
 	return r.ID
