@@ -109,8 +109,8 @@ func checkDoor(t *testing.T, pkg, imported string, test bool) {
 	}
 }
 
-// TestHouse_Gateway checks that the gateway's program links no ZeroMQ library: only supervisors speak to kernels. It also
-// links no informer or lister of client-go's: these take a quarter of a build from nothing.
+// TestHouse_Gateway checks that the gateway's program links no ZeroMQ library: only supervisors speak to kernels. It
+// also links no informer or lister of client-go's: these take a quarter of a build from nothing.
 func TestHouse_Gateway(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", module+"/cmd/ekg").Output()
 	if err != nil {

@@ -19,8 +19,8 @@
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
 // replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, podevents.Store.mu, gpuview.Tally.mu, answers.mu,
-// freshness.marksLock, watches.mu, election.Election.mu and admission.Term.mu are taken last. No request to the cluster is
-// made while Launcher.mu is held.
+// freshness.marksLock, watches.mu, election.Election.mu and admission.Term.mu are taken last. No request to the cluster
+// is made while Launcher.mu is held.
 package kube
 
 import (

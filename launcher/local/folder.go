@@ -272,7 +272,8 @@ func createJSON(path string, v any) error {
 	return os.WriteFile(path, append(b, '\n'), 0o600)
 }
 
-// keepJSON is files.WriteJSON, but leaves a file alone that has the content. A look costs little; a new file took up to 1 ms.
+// keepJSON is files.WriteJSON, but leaves a file alone that has the content. A look costs little; a new file took up to
+// 1 ms.
 func keepJSON(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -125,7 +125,8 @@ func (l *Launcher) endUnsupported(ctx context.Context, k *kernel) (liveness, err
 		return uncertain, err
 	}
 	end.At = l.timing.now().UTC()
-	if err := files.WriteJSON(l.layout.file(k.id, endFile), end); err != nil { // the supervisor's says that it is not shown
+	// The supervisor's own ending says that it is not shown.
+	if err := files.WriteJSON(l.layout.file(k.id, endFile), end); err != nil {
 		return uncertain, err
 	}
 	l.markDead(k, end)

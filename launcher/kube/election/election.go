@@ -66,8 +66,8 @@ func New(opts Options) *Election { return &Election{opts: opts} }
 // errHeld: another candidate holds the lease.
 var errHeld = errors.New("another gateway holds it")
 
-// Run takes part in the election until ctx ends. It calls lead while this candidate holds the lease. The context of lead
-// ends when the lease is lost. When lead returns, the lease is given up.
+// Run takes part in the election until ctx ends. It calls lead while this candidate holds the lease. The context of
+// lead ends when the lease is lost. When lead returns, the lease is given up.
 func (e *Election) Run(ctx context.Context, lead func(context.Context)) {
 	for ctx.Err() == nil {
 		if e.try(ctx) == nil {
