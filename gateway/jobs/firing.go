@@ -18,32 +18,42 @@ func (m *Manager) lookAtSchedules() { goroutines.Wake(m.defined) }
 
 // fireSchedules makes the jobs that are due, until ctx ends.
 func (m *Manager) fireSchedules(ctx context.Context) {
-	f := schedule.Firer{Store: scheduled{m}, Changed: m.defined, Log: m.log}
+	f := schedule.Firer{Store: &scheduled{m: m}, Changed: m.defined, Log: m.log}
 	f.Run(ctx)
 }
 
-// scheduled has the definitions for a schedule.Firer.
-type scheduled struct{ m *Manager }
+// scheduled has the definitions for a schedule.Firer. One goroutine uses it.
+type scheduled struct {
+	m     *Manager
+	known map[[2]string]*schedule.Schedule // by expression and time zone, of the definitions that were read last
+}
 
 // Scheduled returns the definitions whose schedule is not paused.
-func (s scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error) {
+func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error) {
 	all, _, err := s.m.allDefinitions(ctx, s.m.store.keeper.OpenRecords)
 	if err != nil {
 		return nil, err
 	}
 	var active []schedule.Definition
+	known := map[[2]string]*schedule.Schedule{}
 	for i := range all {
 		d := &all[i]
 		if !d.scheduled() {
 			continue
 		}
-		parsed, err := d.parsed()
-		if err != nil {
-			s.m.log.Error("a job definition is never due", logkey.Definition, d.ID, logkey.Err, err)
-			continue
+		key := [2]string{d.Schedule, d.Timezone}
+		if known[key] == nil {
+			known[key] = s.known[key]
 		}
-		active = append(active, schedule.Definition{ID: d.ID, Schedule: parsed, Since: d.Since})
+		if known[key] == nil {
+			if known[key], err = d.parsed(); err != nil {
+				s.m.log.Error("a job definition is never due", logkey.Definition, d.ID, logkey.Err, err)
+				continue
+			}
+		}
+		active = append(active, schedule.Definition{ID: d.ID, Schedule: known[key], Since: d.Since})
 	}
+	s.known = known
 	return active, nil
 }
 
@@ -52,7 +62,7 @@ var dueSpace = uuid.MustParse("b8d4c1c6-3a57-4b0e-a0d2-96d4e1f0a5c3")
 
 // Fire makes the job that was due at a time. Its id follows from the definition and the time, so there is one job,
 // whichever gateways make it. Then it moves the definition's Since. A job is not removed before that; see discard.
-func (s scheduled) Fire(ctx context.Context, id string, due time.Time) error {
+func (s *scheduled) Fire(ctx context.Context, id string, due time.Time) error {
 	m := s.m
 	d, sub, err := m.store.submissionOf(ctx, id)
 	if errors.Is(err, launcher.ErrNoRecord) {

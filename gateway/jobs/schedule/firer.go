@@ -1,7 +1,6 @@
 package schedule
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,13 +9,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Bounds of a Firer.
+// Defaults of a Firer.
 const (
-	// Deadline is how late a job may be fired: a firing that all gateways have missed for longer is left out. Of several
-	// missed firings, the newest is made up for.
-	Deadline = 10 * time.Minute
-	// DefaultPoll is how often the definitions are read where Firer.Poll is 0.
-	DefaultPoll = 15 * time.Second
+	DefaultDeadline = 10 * time.Minute
+	DefaultPoll     = 15 * time.Second
 )
 
 // Definition is a job that is due by a schedule.
@@ -41,17 +37,33 @@ type Store interface {
 // Firer fires the jobs that are due. Its fields are fixed before Run.
 type Firer struct {
 	Store Store
+	// Deadline is how late a job may be fired: a firing that all gateways have missed for longer is left out. Of several
+	// missed firings, the newest is made up for. 0 is DefaultDeadline.
+	Deadline time.Duration
 	// Poll is how often the definitions are read. 0 is DefaultPoll.
 	Poll time.Duration
 	// Changed makes the definitions be read at once. It may be nil.
 	Changed <-chan struct{}
 	Log     *slog.Logger
+
+	ahead map[string]ahead // by definition; owned by Run
+}
+
+// ahead is when a definition that was not changed is due next.
+type ahead struct {
+	schedule *Schedule
+	since    time.Time
+	at       time.Time
 }
 
 // Run fires jobs until ctx ends. A store that fails is tried again at the next poll.
 func (f *Firer) Run(ctx context.Context) {
+	poll := f.Poll
+	if poll == 0 {
+		poll = DefaultPoll
+	}
 	for ctx.Err() == nil {
-		pause := min(cmp.Or(f.Poll, DefaultPoll), f.fire(ctx))
+		pause := min(poll, f.fire(ctx))
 		select {
 		case <-ctx.Done():
 		case <-f.Changed:
@@ -70,18 +82,35 @@ func (f *Firer) fire(ctx context.Context) time.Duration {
 		}
 		return long
 	}
+	deadline := f.Deadline
+	if deadline == 0 {
+		deadline = DefaultDeadline
+	}
 	now := time.Now()
 	next := long
+	known := map[string]ahead{}
 	for _, d := range definitions {
-		if due := d.Schedule.Due(d.Since, now, Deadline); !due.IsZero() {
-			if err := f.Store.Fire(ctx, d.ID, due); err != nil && ctx.Err() == nil {
-				f.Log.Warn("a scheduled job cannot be created; this is tried again", logkey.Err,
-					fmt.Errorf("schedule %s: %w", d.ID, err))
-			}
+		var err error
+		a := f.ahead[d.ID]
+		if a.schedule == d.Schedule && a.since.Equal(d.Since) && now.Before(a.at) {
+			known[d.ID] = a
+			next = min(next, a.at.Sub(now))
+			continue
+		}
+		if due := d.Schedule.Due(d.Since, now, deadline); !due.IsZero() {
+			err = f.Store.Fire(ctx, d.ID, due)
+		}
+		if err != nil && ctx.Err() == nil {
+			f.Log.Warn("a scheduled job cannot be created; this is tried again", logkey.Err,
+				fmt.Errorf("schedule %s: %w", d.ID, err))
 		}
 		if at := d.Schedule.Next(now); !at.IsZero() {
 			next = min(next, at.Sub(now))
+			if err == nil { // else it is still due
+				known[d.ID] = ahead{d.Schedule, d.Since, at}
+			}
 		}
 	}
+	f.ahead = known
 	return next
 }
