@@ -25,7 +25,7 @@ import (
 // Timing holds the durations of an election: Retry < Renew < Duration. Each retry is a request to the API server.
 type Timing struct {
 	Duration time.Duration // after which others take a lease that was not renewed; whole seconds
-	Renew    time.Duration // since the last renewal, after which the holder ends its work
+	Renew    time.Duration // since the answer to the last renewal, after which the holder ends its work
 	Retry    time.Duration // between two renewals; a candidate waits for up to 2.2 of it between two looks
 	Release  bool          // give the lease back at the end, which may take as long as Renew
 }
@@ -49,6 +49,9 @@ type Election struct {
 	absent bool                  // at the last read it did not exist
 	seen   version               // of the last read
 	since  time.Time             // when seen was read first
+	failed string                // the error that was logged last; "": the last request was answered
+
+	answered time.Time // when the last successful renewal was answered
 
 	mu        sync.Mutex
 	renewedAt time.Time // guarded by mu; when the last successful renewal was requested; zero: the lease is not held
@@ -70,7 +73,7 @@ var errHeld = errors.New("another gateway holds it")
 // lead ends when the lease is lost. When lead returns, the lease is given up.
 func (e *Election) Run(ctx context.Context, lead func(context.Context)) {
 	for ctx.Err() == nil {
-		if e.try(ctx) == nil {
+		if e.try(ctx, time.Now().Add(e.opts.Timing.Renew)) == nil {
 			e.hold(ctx, lead)
 		}
 		retry := e.opts.Timing.Retry
@@ -95,16 +98,14 @@ func (e *Election) hold(ctx context.Context, lead func(context.Context)) {
 		defer end()
 		lead(leading)
 	})
-	for leading.Err() == nil {
-		if goroutines.Sleep(leading, e.opts.Timing.Retry) != nil {
+	for {
+		lost := e.answered.Add(e.opts.Timing.Renew)
+		if goroutines.Sleep(leading, min(e.opts.Timing.Retry, time.Until(lost))) != nil {
 			break
 		}
-		lost := e.renewed().Add(e.opts.Timing.Renew)
-		attempt, cancel := context.WithDeadline(leading, lost)
-		err := e.try(attempt)
-		cancel()
-		if err != nil && leading.Err() == nil && (errors.Is(err, errHeld) || !time.Now().Before(lost)) {
-			e.opts.Log.Warn("this gateway has lost an election", logkey.Lease, e.opts.Name, logkey.Err, err)
+		err := e.try(leading, lost)
+		if errors.Is(err, errHeld) || err != nil && leading.Err() == nil && !time.Now().Before(lost) {
+			e.opts.Log.Warn("this gateway has lost a lease", logkey.Lease, e.opts.Name, logkey.Err, err)
 			break
 		}
 	}
@@ -113,21 +114,33 @@ func (e *Election) hold(ctx context.Context, lead func(context.Context)) {
 	e.giveUp(context.WithoutCancel(ctx))
 }
 
-// renewed returns when the last successful renewal was requested.
-func (e *Election) renewed() time.Time {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.renewedAt
-}
-
 func (e *Election) setRenewed(at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.renewedAt = at
 }
 
-// try takes or renews the lease, unless another candidate holds it.
-func (e *Election) try(ctx context.Context) error {
+// try takes or renews the lease by a deadline. The error is errHeld if another candidate holds it.
+func (e *Election) try(ctx context.Context, by time.Time) error {
+	attempt, cancel := context.WithDeadline(ctx, by)
+	defer cancel()
+	known := e.lease != nil
+	err := e.take(attempt)
+	if known && apierrors.IsConflict(err) { // the lease is not as it was written last
+		err = e.take(attempt)
+	}
+	switch {
+	case err == nil, errors.Is(err, errHeld), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		e.failed = "" // the cluster answers, and at most another candidate was faster
+	case ctx.Err() == nil && err.Error() != e.failed:
+		e.failed = err.Error()
+		e.opts.Log.Warn("a lease was not read or renewed; this is tried again", logkey.Lease, e.opts.Name, logkey.Err, err)
+	}
+	return err
+}
+
+// take is try without a bound.
+func (e *Election) take(ctx context.Context) error {
 	if e.lease == nil {
 		if err := e.read(ctx); err != nil {
 			return err
@@ -179,7 +192,7 @@ func (e *Election) write(ctx context.Context, next *coordinationv1.Lease, from t
 	if err != nil {
 		return fmt.Errorf("it cannot be written: %w", err)
 	}
-	e.lease, e.absent = next, false
+	e.lease, e.absent, e.answered = next, false, time.Now()
 	e.setRenewed(from)
 	return nil
 }

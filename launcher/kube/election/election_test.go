@@ -1,12 +1,14 @@
 package election
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -225,6 +227,55 @@ func TestElection_Taken(t *testing.T) {
 			t.Errorf("%q holds the lease", holder(lease))
 		}
 		end()
+	})
+}
+
+// slow is a server that answers after a time.
+type slow struct {
+	leases.LeaseInterface
+	after time.Duration
+	err   error // instead of each answer, if it is not nil
+}
+
+func (s slow) Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error) {
+	time.Sleep(s.after)
+	if s.err != nil {
+		return nil, s.err
+	}
+	return s.LeaseInterface.Get(ctx, name, o)
+}
+
+func (s slow) Update(ctx context.Context, l *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	time.Sleep(s.after)
+	return s.LeaseInterface.Update(ctx, l, o)
+}
+
+// TestElection_Slow: an API server that takes nearly as long as Renew for each answer takes the lease from nobody.
+func TestElection_Slow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var led atomic.Int32
+		end := run(t.Context(), candidate(t, slow{&server{}, 2900 * time.Millisecond, nil}, "a"),
+			func(ctx context.Context) { led.Add(1); <-ctx.Done() })
+		time.Sleep(time.Hour)
+		if n := led.Load(); n != 1 {
+			t.Errorf("it led %d times", n)
+		}
+		end()
+	})
+}
+
+// TestElection_Refused: the log says once why this gateway cannot take part.
+func TestElection_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		e := candidate(t, slow{&server{}, 0, errors.New("leases is forbidden")}, "a")
+		e.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+		end := run(t.Context(), e, func(context.Context) { t.Error("it leads") })
+		time.Sleep(time.Minute)
+		end()
+		if strings.Count(log.String(), "leases is forbidden") != 1 || strings.Count(log.String(), "\n") != 1 {
+			t.Errorf("the log is %s", &log)
+		}
 	})
 }
 
