@@ -25,7 +25,7 @@ func newWarm(l *Launcher) (*warmpods.Store, error) {
 		Pods:       l.client.CoreV1().Pods(l.opts.Pods.Namespace),
 		Build:      l.opts.Pods,
 		MasterKey:  l.keys[0].Fingerprint,
-		Limits:     launcher.HasLimits(l.opts.Limits),
+		Limits:     func() bool { return launcher.HasLimits(l.opts.Limits) },
 		Kernels:    warmKernels{l},
 		Supervisor: l.supervisors.Client,
 		Wanted:     l.opts.Warm,

@@ -94,7 +94,7 @@ func (s *Store) claimPatch(pod, want *corev1.Pod) ([]byte, error) {
 	annotations := want.Annotations
 	annotations[podspec.AnnotationClaimed] = podspec.Unclaimed
 	annotations[podspec.AnnotationClaim] = podspec.ClaimDecided
-	if s.o.Limits {
+	if s.o.Limits() {
 		annotations[podspec.AnnotationClaim] = podspec.ClaimUndecided
 	}
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID,

@@ -78,8 +78,8 @@ type Kernels interface {
 type Options struct {
 	Pods      typedcorev1.PodInterface // of the namespace of warm kernels
 	Build     podbuild.Options
-	MasterKey string // fingerprint of the one for new pods
-	Limits    bool   // a start waits for a decision of limits
+	MasterKey string      // fingerprint of the one for new pods
+	Limits    func() bool // at this moment a start waits for a decision of limits
 	Kernels   Kernels
 
 	Supervisor func(*corev1.Pod) (*api.Client, error) // of a pod

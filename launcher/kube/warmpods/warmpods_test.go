@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,6 +33,7 @@ import (
 // kernels is a launcher without kernels.
 type kernels struct {
 	parts     error // of CreateParts
+	limited   bool  // there are limits
 	mu        sync.Mutex
 	discarded []string
 }
@@ -70,6 +72,7 @@ func open(t *testing.T, k *kernels, pods ...runtime.Object) (*Store, *fake.Clien
 	s, err := New(Options{
 		Pods:       c.CoreV1().Pods("ns"),
 		Build:      build,
+		Limits:     func() bool { return k.limited },
 		Kernels:    k,
 		Supervisor: func(*corev1.Pod) (*api.Client, error) { return &api.Client{}, nil },
 		Wanted:     func() []launcher.Warm { return []launcher.Warm{{Start: plain(), Count: 1}} },
@@ -124,7 +127,8 @@ func TestStore_PartsFail(t *testing.T) {
 	}
 }
 
-// A start whose claim another start has won looks at no more than a few warm kernels, and takes none.
+// A start whose claim another start has won looks at no more than a few warm kernels, and takes none. Limits count that
+// there are at that moment.
 func TestStore_Outrun(t *testing.T) {
 	kind, err := podbuild.NewWarmKind(build, plain())
 	if err != nil {
@@ -144,8 +148,16 @@ func TestStore_Outrun(t *testing.T) {
 	k := &kernels{}
 	s, c, _ := open(t, k, pods...)
 	patches := 0
-	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+	c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		patches++
+		claim := podspec.ClaimDecided
+		if k.limited {
+			claim = podspec.ClaimUndecided
+		}
+		if patch := string(a.(k8stesting.PatchAction).GetPatch()); !strings.Contains(patch, `"`+claim+`"`) {
+			t.Errorf("with limits: %v, the patch is %s", k.limited, patch)
+		}
+		k.limited = !k.limited // such as by another file of users
 		return true, nil, apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("it has changed"))
 	})
 	_, result, err := s.Claim(t.Context(), kind, plain())
