@@ -99,7 +99,7 @@ func (c admissionCluster) List(ctx context.Context) (all []corev1.Pod, listed fu
 
 // Read implements admission.Cluster.
 func (c admissionCluster) Read(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
-	now, err := c.l.getPod(ctx, pod.Namespace, pod.Name)
+	now, err := c.l.askForPod(ctx, pod.Namespace, pod.Name)
 	if now == nil || now.UID != pod.UID {
 		return nil, err
 	}

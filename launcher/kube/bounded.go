@@ -51,6 +51,15 @@ func (b *bounded) listPods(ctx context.Context, ns, selector string) (*corev1.Po
 
 // getPod returns a pod of the cluster, nil if there is no such pod.
 func (b *bounded) getPod(ctx context.Context, ns, name string) (*corev1.Pod, error) {
+	pod, err := b.askForPod(ctx, ns, name)
+	if err != nil {
+		return nil, b.unavailable(ctx, "pod "+ns+"/"+name, err)
+	}
+	return pod, nil
+}
+
+// askForPod is getPod with the client's error, which is not logged.
+func (b *bounded) askForPod(ctx context.Context, ns, name string) (*corev1.Pod, error) {
 	asking, cancel := b.apiContext(ctx)
 	defer cancel()
 	pod, err := b.client.CoreV1().Pods(ns).Get(asking, name, metav1.GetOptions{})
@@ -58,7 +67,7 @@ func (b *bounded) getPod(ctx context.Context, ns, name string) (*corev1.Pod, err
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, b.unavailable(ctx, "pod "+ns+"/"+name, err)
+		return nil, err
 	}
 	return pod, nil
 }

@@ -215,7 +215,7 @@ func (l *Launcher) awaitRemoval(k *kernel, pod *corev1.Pod) error {
 		if l.ctx.Err() != nil {
 			return errClosed
 		}
-		if got, err := l.getPod(l.ctx, pod.Namespace, pod.Name); err == nil && (got == nil || got.UID != pod.UID) {
+		if got, err := l.askForPod(l.ctx, pod.Namespace, pod.Name); err == nil && (got == nil || got.UID != pod.UID) {
 			l.podRemoved(pod)
 			return nil
 		}

@@ -189,6 +189,8 @@ func (h *Homes) sweepIn(ctx context.Context, ns string, after time.Duration) err
 		return err
 	}
 	// Pods of all programs count: a JupyterLab may have the same home.
+	asking, cancel = h.o.Bound(ctx)
+	defer cancel()
 	pods, err := h.o.Cluster.Client.CoreV1().Pods(ns).List(asking, metav1.ListOptions{})
 	if err != nil {
 		return err
