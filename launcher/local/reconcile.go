@@ -129,14 +129,34 @@ func (l layout) lockIsRight(id string, locked, noted int) bool {
 // errStarts says that a supervisor has taken the kernel's lock meanwhile. A gateway that was killed had started it.
 var errStarts = fmt.Errorf("%w: its supervisor has just started", launcher.ErrUnavailable)
 
-// removeWithEnding stores the ending for later requests, and removes the kernel's folder. The turn and the folder's
-// lock are held, and no supervisor had the kernel's lock. The lock is held here, because a supervisor that takes it now
-// would run on without a folder. The error may be errStarts.
-func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
+// removeEnded removes a kernel that callers do not get again. The turn and the folder's lock are held, and no supervisor
+// had the kernel's lock. The error may be errStarts.
+func (l *Launcher) removeEnded(k *kernel) error {
+	lock, err := l.keepFromStart(k)
+	if err != nil {
+		return err
+	}
+	defer flock.Unlock(lock)
+	if err := l.remove(k); err != nil {
+		return err
+	}
+	l.markGone(k, launcher.ErrNotFound)
+	return nil
+}
+
+// keepFromStart takes the lock of a kernel that is about to be removed. A supervisor that took it now would run on
+// without a folder. The error may be errStarts.
+func (l *Launcher) keepFromStart(k *kernel) (*os.File, error) {
 	lock, err := flock.Try(l.layout.file(k.id, lockFile))
 	if errors.Is(err, flock.ErrBusy) {
-		return errStarts
+		err = errStarts
 	}
+	return lock, err
+}
+
+// removeWithEnding is removeEnded, and stores the ending for later requests.
+func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
+	lock, err := l.keepFromStart(k)
 	if err != nil {
 		return err
 	}

@@ -234,6 +234,9 @@ func TestRemove_SupervisorStarts(t *testing.T) {
 	if err := l.removeWithEnding(k, end); !errors.Is(err, launcher.ErrUnavailable) || !errors.Is(err, errStarts) {
 		t.Errorf("with a supervisor: %v", err)
 	}
+	if err := l.removeEnded(k); !errors.Is(err, errStarts) {
+		t.Errorf("without an ending, with a supervisor: %v", err)
+	}
 	if _, err := os.Stat(l.layout.endingFile(k.id)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("an ending of a kernel that lives is stored: %v", err)
 	}

@@ -157,16 +157,13 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 			end = &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
 		}
 		if silent {
-			break
+			err = l.removeEnded(k)
+		} else {
+			err = l.removeWithEnding(k, *end)
 		}
-		if err := l.removeWithEnding(k, *end); !errors.Is(err, errStarts) {
+		if !errors.Is(err, errStarts) {
 			return err
 		}
 		patience = 0 // it was not asked to stop
 	}
-	if err := l.remove(k); err != nil {
-		return err
-	}
-	l.markGone(k, launcher.ErrNotFound)
-	return nil
 }
