@@ -179,7 +179,10 @@ func TestFlavors_AsSpecs(t *testing.T) {
 		t.Errorf("listed are %v", slices.Sorted(maps.Keys(listed)))
 	}
 	for _, body := range []string{`{"flavor": "rare"}`, `{"name": "python3--rare"}`} {
-		g4.do("POST", "/api/kernels", body, as("bob")).want(t, 201, `"flavor":"rare"`)
+		rare := g4.do("POST", "/api/kernels", body, as("bob")).want(t, 201, `"flavor":"rare"`)
+		if !strings.Contains(rare.body, `"name":"python3"`) { // a front end has no other kernelspec for it
+			t.Errorf("with an unlisted flavor: %s", rare.body)
+		}
 	}
 
 	// A session that gets another kernel by name asks for its flavor as a start does.

@@ -124,7 +124,8 @@ func (s *Service) split(name string) (spec kernelspecs.Spec, f *flavor.Flavor, o
 	return spec, nil, false
 }
 
-// SpecName returns the name under which a front end finds the kernelspec of a kernel.
+// SpecName returns the name under which a front end finds the kernelspec of a kernel. That is its own name with a
+// flavor that is not listed.
 func (s *Service) SpecName(k *launcher.Kernel) string {
 	if name, ok := s.profiledName(k); ok {
 		return name
@@ -132,7 +133,7 @@ func (s *Service) SpecName(k *launcher.Kernel) string {
 	if s.opts.Flavors == nil || k.Flavor == "" {
 		return k.SpecName
 	}
-	if spec, ok := s.opts.Specs.Get(k.SpecName); !ok || hasFlavor(spec) {
+	if spec, ok := s.opts.Specs.Get(k.SpecName); !ok || hasFlavor(spec) || !s.lists(k.Flavor) {
 		return k.SpecName
 	}
 	name := k.SpecName + flavorSeparator + k.Flavor
@@ -140,6 +141,17 @@ func (s *Service) SpecName(k *launcher.Kernel) string {
 		return k.SpecName
 	}
 	return name
+}
+
+// lists reports whether kernelspecs are offered with a flavor to users who may choose it.
+func (s *Service) lists(name string) bool {
+	all := s.opts.Flavors.List()
+	for i := range all {
+		if all[i].Name == name {
+			return !all[i].Unlisted
+		}
+	}
+	return false
 }
 
 // hasFlavor reports whether a kernelspec names its flavor.
