@@ -373,6 +373,9 @@ func (ss *sessions) patchSession(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	s := f.session
+	if !r.Who.Sole {
+		s.User = creator(s, f.kernel.Owner) // the other kernel may have another owner
+	}
 	for _, member := range []struct {
 		to   *string
 		from *string

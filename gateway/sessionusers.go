@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 
@@ -19,10 +20,14 @@ const (
 	maxOtherBytes    = 24 << 10 // of these, as JSON
 )
 
+// creator returns the user who has created a session that is stored with a kernel of owner. A gateway without users
+// stores none.
+func creator(s launcher.Session, owner string) string { return cmp.Or(s.User, owner) }
+
 // offers reports whether a user may be given the session as the one of its path: the user or the kernel's owner has
 // created it. Otherwise anyone who may use a shared kernel could make its owner's notebooks open in it.
 func (f found) offers(who kernels.Caller) bool {
-	by := f.session.User
+	by := creator(f.session, f.kernel.Owner)
 	return who.Sole || by == f.kernel.Owner || by == who.Owner()
 }
 
@@ -33,9 +38,11 @@ func (f found) shows(who kernels.Caller) bool { return who.Admin || f.offers(who
 // bound is exceeded.
 func withSession(all []launcher.Session, s launcher.Session, owner string) ([]launcher.Session, error) {
 	all = append(without(all, s.ID), s)
+	by := creator(s, owner)
 	var owners, users, others, userBytes, otherBytes int
 	for _, other := range all {
-		if other.User == owner {
+		user := creator(other, owner)
+		if user == owner {
 			owners++
 			continue
 		}
@@ -45,15 +52,15 @@ func withSession(all []launcher.Session, s launcher.Session, owner string) ([]la
 		}
 		others++
 		otherBytes += len(text)
-		if other.User == s.User {
+		if user == by {
 			users++
 			userBytes += len(text)
 		}
 	}
 	switch {
-	case s.User == owner && owners > maxSessions:
+	case by == owner && owners > maxSessions:
 		return nil, refuse(http.StatusConflict, "The kernel has %d sessions already.", maxSessions)
-	case s.User == owner:
+	case by == owner:
 	case users > maxUserSessions || others > maxOtherSessions:
 		return nil, refuse(http.StatusConflict, "The kernel has too many sessions of users who do not own it.")
 	case userBytes > maxUserBytes || otherBytes > maxOtherBytes:

@@ -115,7 +115,7 @@ func TestWithSession_Bytes(t *testing.T) {
 	if len(all) != maxOtherBytes/maxSessionText-1 {
 		t.Errorf("%d sessions are stored", len(all))
 	}
-	if !add("ann") {
+	if !add("ann") || !add("") {
 		t.Error("the owner has no place")
 	}
 }
