@@ -8,7 +8,7 @@ import (
 )
 
 // CullTimes is metadata.ekg.cull of a kernelspec: when its kernels are culled. A nil field means the operator's setting
-// for all kernels. The operator also bounds what a kernelspec can set.
+// for all kernels, which the operator has none of for CPU. The operator also bounds what a kernelspec can set.
 type CullTimes struct {
 	IdleTimeout *Duration `json:"idleTimeout,omitempty"` // 0: idle kernels are not culled
 	BusyLimit   *Duration `json:"busyLimit,omitempty"`   // of one request; 0: no limit
