@@ -114,7 +114,8 @@ func TestReplace_LostAnswer(t *testing.T) {
 	}
 }
 
-// Writers replace, create and remove one record at once. Each replacement that succeeds is of the newest version.
+// Writers replace, create and remove one record at once. Each replacement that succeeds is of the newest version. A
+// folder that a writer was in when it was removed goes later.
 func TestReplace_Race(t *testing.T) {
 	dir := t.TempDir()
 	var last atomic.Int64
@@ -142,6 +143,13 @@ func TestReplace_Race(t *testing.T) {
 	r := opened(t, dir)
 	if err := r.RemoveRecord(t.Context(), "test", "one"); err != nil {
 		t.Error(err)
+	}
+	removed, err := filepath.Glob(filepath.Join(dir, "test", temporary+"*"))
+	for _, folder := range removed {
+		err = errors.Join(err, os.Chtimes(folder, time.Time{}, time.Now().Add(-2*leftAfter)))
+	}
+	if ids, readErr := r.RecordIDs(t.Context(), "test"); err != nil || readErr != nil || len(ids) > 0 {
+		t.Errorf("%v, %v, %v", ids, err, readErr)
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, "test")); err != nil || len(left) != 0 {
 		t.Errorf("%v are left, %v", left, err)
