@@ -129,8 +129,8 @@ func (l layout) lockIsRight(id string, locked, noted int) bool {
 // errStarts says that a supervisor has taken the kernel's lock meanwhile. A gateway that was killed had started it.
 var errStarts = fmt.Errorf("%w: its supervisor has just started", launcher.ErrUnavailable)
 
-// removeEnded removes a kernel that callers do not get again. The turn and the folder's lock are held, and no supervisor
-// had the kernel's lock. The error may be errStarts.
+// removeEnded removes a kernel that callers do not get again. The turn and the folder's lock are held, and no
+// supervisor had the kernel's lock. The error may be errStarts.
 func (l *Launcher) removeEnded(k *kernel) error {
 	lock, err := l.keepFromStart(k)
 	if err != nil {

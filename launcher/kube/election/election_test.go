@@ -245,7 +245,8 @@ func (s slow) Get(ctx context.Context, name string, o metav1.GetOptions) (*coord
 	return s.LeaseInterface.Get(ctx, name, o)
 }
 
-func (s slow) Update(ctx context.Context, l *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+func (s slow) Update(ctx context.Context, l *coordinationv1.Lease, o metav1.UpdateOptions,
+) (*coordinationv1.Lease, error) {
 	time.Sleep(s.after)
 	return s.LeaseInterface.Update(ctx, l, o)
 }
