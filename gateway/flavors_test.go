@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
@@ -200,6 +201,42 @@ func TestFlavors_AsSpecs(t *testing.T) {
 	own := g.do("POST", "/api/kernels", `{"name": "own"}`, as("bob")).want(t, 201, `"flavor":"t4"`)
 	if !strings.Contains(own.body, `"name":"own"`) {
 		t.Errorf("a kernelspec with its own flavor: %s", own.body)
+	}
+}
+
+// countedFlavors counts how often the flavors are read.
+type countedFlavors struct {
+	fixedFlavors
+	read *int
+}
+
+func (f countedFlavors) List() []flavor.Flavor {
+	*f.read++
+	return f.fixedFlavors
+}
+
+// TestFlavors_OfList: a list of kernels reads the file of flavors once for each flavor, not for each kernel.
+func TestFlavors_OfList(t *testing.T) {
+	read := 0
+	g := bareGateway(kernels.Options{Specs: testSpecs(t),
+		Flavors: countedFlavors{fixedFlavors{{Name: "t4"}, {Name: "rare", Unlisted: true}}, &read}})
+	all := manyKernels(100)
+	names := map[string]string{"t4": "python3--t4", "rare": "python3", "": "python3", "gone": "python3"}
+	for i := range all {
+		all[i].Flavor = slices.Sorted(maps.Keys(names))[i%len(names)]
+	}
+	texts, err := g.models.textsFor(kernels.Caller{User: identity.User{Name: "root", Admin: true}}, all)
+	if err != nil || len(texts) != len(all) {
+		t.Fatalf("%d texts, %v", len(texts), err)
+	}
+	for i, text := range texts {
+		if text.model.Name != names[all[i].Flavor] {
+			t.Errorf("a kernel with the flavor %q is named %s", all[i].Flavor, text.model.Name)
+		}
+	}
+	// The waits for GPUs read it once besides.
+	if read > len(names) {
+		t.Errorf("%d kernels read the flavors %d times", len(all), read)
 	}
 }
 

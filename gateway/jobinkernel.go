@@ -43,7 +43,7 @@ func (js *jobRoutes) jobInKernel(r *call, body object, sub *jobs.Submission) err
 	if k.State == api.Dead {
 		return kernels.Dead(&k)
 	}
-	sub.Kernel, sub.Kernelspec, sub.Flavor = k.ID, js.kernels.SpecName(&k), k.Flavor
+	sub.Kernel, sub.Kernelspec, sub.Flavor = k.ID, js.kernels.SpecNames().Of(&k), k.Flavor
 	r.Kernel, r.Spec, r.Flavor = k.ID, sub.Kernelspec, k.Flavor
 	if spec, ok := js.specs.Get(sub.Kernelspec); ok {
 		sub.Language = spec.Language

@@ -47,17 +47,17 @@ type models struct {
 
 // modelFor returns a kernel's model as the caller may see it.
 func (ms *models) modelFor(who kernels.Caller, k *launcher.Kernel) kernelModel {
-	m := ms.untimed(who, k)
+	m := ms.untimed(who, k, ms.kernels.SpecNames())
 	timesOf(k).write(&m)
 	return m
 }
 
 // untimed is modelFor without times, which take longer to write than all else.
-func (ms *models) untimed(who kernels.Caller, k *launcher.Kernel) kernelModel {
+func (ms *models) untimed(who kernels.Caller, k *launcher.Kernel, names *kernels.SpecNames) kernelModel {
 	m := kernelModel{Model: api.Model{
 		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
 	}}
-	ms.addOwn(&m, who, k)
+	ms.addOwn(&m, who, k, names)
 	return m
 }
 
@@ -87,8 +87,8 @@ func (at modelTimes) write(m *kernelModel) {
 
 // addOwn adds to a model what only the gateway knows, but for times: the kernel's name and GPUs, its job, its owner
 // and, for its owner, the users it is shared with.
-func (ms *models) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
-	m.Name, m.GPUs, m.Flavor = ms.kernels.SpecName(k), k.GPUs, k.Flavor
+func (ms *models) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel, names *kernels.SpecNames) {
+	m.Name, m.GPUs, m.Flavor = names.Of(k), k.GPUs, k.Flavor
 	if m.Flavor != "" {
 		m.GPU = slices.Clone(m.GPU)
 		for i := range m.GPU {
@@ -113,7 +113,7 @@ func (ms *models) addOwn(m *kernelModel, who kernels.Caller, k *launcher.Kernel)
 
 // complete adds to a supervisor's model what only the gateway knows.
 func (ms *models) complete(m *kernelModel, who kernels.Caller, k *launcher.Kernel) {
-	ms.addOwn(m, who, k)
+	ms.addOwn(m, who, k, ms.kernels.SpecNames())
 	m.Created = api.Timestamp(k.Created)
 }
 
@@ -175,7 +175,7 @@ func (ms *models) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*mo
 	if who.SeesAll() {
 		caller = ""
 	}
-	last := ms.texts.last(caller)
+	last, names := ms.texts.last(caller), ms.kernels.SpecNames()
 	texts := make([]*modelText, 0, len(kernels))
 	for i := range kernels {
 		k := &kernels[i]
@@ -189,7 +189,7 @@ func (ms *models) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*mo
 		if len(last) > 0 && last[0].model.ID == k.ID {
 			before, last = last[0], last[1:]
 		}
-		text, err := ms.textFor(who, k, before)
+		text, err := ms.textFor(who, k, names, before)
 		if err != nil {
 			return nil, err
 		}
@@ -200,8 +200,10 @@ func (ms *models) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*mo
 }
 
 // textFor returns the text of a kernel's model as the caller may see it: the one of before, if that is right still.
-func (ms *models) textFor(who kernels.Caller, k *launcher.Kernel, before *modelText) (*modelText, error) {
-	m, at := ms.untimed(who, k), timesOf(k)
+func (ms *models) textFor(
+	who kernels.Caller, k *launcher.Kernel, names *kernels.SpecNames, before *modelText,
+) (*modelText, error) {
+	m, at := ms.untimed(who, k, names), timesOf(k)
 	if before != nil && before.times == at && before.model.equal(&m) {
 		return before, nil
 	}

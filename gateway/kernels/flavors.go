@@ -124,9 +124,34 @@ func (s *Service) split(name string) (spec kernelspecs.Spec, f *flavor.Flavor, o
 	return spec, nil, false
 }
 
-// SpecName returns the name under which a front end finds the kernelspec of a kernel. That is its own name with a
-// flavor that is not listed.
-func (s *Service) SpecName(k *launcher.Kernel) string {
+// SpecNames returns the names under which a front end finds the kernelspecs of kernels. It works out each name once,
+// since that reads the file of flavors and parses kernelspecs. It is used for one list, by one goroutine.
+type SpecNames struct {
+	s     *Service
+	known map[specKey]string
+}
+
+// specKey is what a name follows from.
+type specKey struct{ spec, profile, flavor string }
+
+// SpecNames returns names of which none is worked out yet.
+func (s *Service) SpecNames() *SpecNames { return &SpecNames{s, map[specKey]string{}} }
+
+// Of returns the name for a kernel. With a flavor that is not listed, it is the kernelspec's own name.
+func (n *SpecNames) Of(k *launcher.Kernel) string {
+	if k.Profile == "" && k.Flavor == "" {
+		return k.SpecName
+	}
+	key := specKey{k.SpecName, k.Profile, k.Flavor}
+	name, known := n.known[key]
+	if !known {
+		name = n.s.specName(k)
+		n.known[key] = name
+	}
+	return name
+}
+
+func (s *Service) specName(k *launcher.Kernel) string {
 	if name, ok := s.profiledName(k); ok {
 		return name
 	}
@@ -145,13 +170,7 @@ func (s *Service) SpecName(k *launcher.Kernel) string {
 
 // lists reports whether kernelspecs are offered with a flavor to users who may choose it.
 func (s *Service) lists(name string) bool {
-	all := s.opts.Flavors.List()
-	for i := range all {
-		if all[i].Name == name {
-			return !all[i].Unlisted
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.opts.Flavors.List(), func(f flavor.Flavor) bool { return f.Name == name && !f.Unlisted })
 }
 
 // hasFlavor reports whether a kernelspec names its flavor.
