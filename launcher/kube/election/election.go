@@ -9,14 +9,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	leases "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -66,6 +67,9 @@ type version struct {
 // New returns an election in which no part is taken yet.
 func New(opts Options) *Election { return &Election{opts: opts} }
 
+// leaderJitter is the part of Retry by which a candidate waits longer at most, as client-go's do.
+const leaderJitter = 1.2
+
 // errHeld: another candidate holds the lease.
 var errHeld = errors.New("another gateway holds it")
 
@@ -76,8 +80,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context)) {
 		if e.try(ctx, time.Now().Add(e.opts.Timing.Renew)) == nil {
 			e.hold(ctx, lead)
 		}
-		retry := e.opts.Timing.Retry
-		_ = goroutines.Sleep(ctx, retry+time.Duration(rand.Float64()*1.2*float64(retry))) // as client-go waits
+		_ = goroutines.Sleep(ctx, wait.Jitter(e.opts.Timing.Retry, leaderJitter))
 	}
 }
 
@@ -148,13 +151,13 @@ func (e *Election) take(ctx context.Context) error {
 	}
 	now, next := time.Now(), e.lease.DeepCopy()
 	if held := holder(next); held != e.opts.Holder {
-		if held != "" && now.Sub(e.since) < time.Duration(value(next.Spec.LeaseDurationSeconds))*time.Second {
+		if held != "" && now.Sub(e.since) < time.Duration(ptr.Deref(next.Spec.LeaseDurationSeconds, 0))*time.Second {
 			e.lease = nil
 			e.setRenewed(time.Time{})
 			return errHeld
 		}
 		next.Spec.HolderIdentity, next.Spec.AcquireTime = new(e.opts.Holder), new(metav1.NewMicroTime(now))
-		next.Spec.LeaseTransitions = new(value(next.Spec.LeaseTransitions) + 1)
+		next.Spec.LeaseTransitions = new(ptr.Deref(next.Spec.LeaseTransitions, 0) + 1)
 	}
 	next.Spec.LeaseDurationSeconds = new(int32(e.opts.Timing.Duration / time.Second))
 	next.Spec.RenewTime = new(metav1.NewMicroTime(now))
@@ -217,15 +220,7 @@ func (e *Election) giveUp(ctx context.Context) {
 	e.lease = nil
 }
 
-func holder(l *coordinationv1.Lease) string { return value(l.Spec.HolderIdentity) }
-
-// value returns what p points to, or the zero value.
-func value[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
-}
+func holder(l *coordinationv1.Lease) string { return ptr.Deref(l.Spec.HolderIdentity, "") }
 
 // within reports whether less than limit has passed by both clocks of the machine. Neither clock alone is reliable: the
 // monotonic clock stops while the machine is suspended, and the wall clock can be set.
