@@ -98,7 +98,7 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// TestGPUs_None: a launcher without GPUs is no error.
+// TestGPUs_None: a launcher without GPUs has an empty view.
 func TestGPUs_None(t *testing.T) {
 	g := startGateway(t, nil)
 	answer := decode[gpus.View](t, g.do("GET", "/api/gpus", "").want(t, 200, ""))

@@ -418,8 +418,8 @@ func TestDecode_tooManyBuffers(t *testing.T) {
 	}
 }
 
-// TestAppendLegacy_AnyValue: parts besides the header may be any JSON value, since some kernels send null. What is no
-// JSON value is an error.
+// TestAppendLegacy_AnyValue: parts besides the header may be any JSON value, since some kernels send null. Other
+// text is an error.
 func TestAppendLegacy_AnyValue(t *testing.T) {
 	for _, part := range []string{"null", "[1]", `"text"`, " 1.5e3 ", "true", "{}"} {
 		m := Message{Channel: Shell, Header: []byte(`{"msg_id":"a"}`), Parent: []byte(part), Metadata: []byte(part),

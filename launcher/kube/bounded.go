@@ -13,8 +13,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// bounded makes requests about pods, each for a limited time: a frozen API server must not freeze the gateway. Nothing
-// of the answers is recorded.
+// bounded makes requests about pods, each for a limited time: a frozen API server must not freeze the gateway. It
+// records no answer.
 type bounded struct {
 	client kubernetes.Interface
 	ctx    context.Context // the launcher's own life, ended by Close
@@ -49,7 +49,7 @@ func (b *bounded) listPods(ctx context.Context, ns, selector string) (*corev1.Po
 	return pods, nil
 }
 
-// getPod returns a pod of the cluster, nil if there is no such pod.
+// getPod returns a pod of the cluster. It returns nil if the pod does not exist.
 func (b *bounded) getPod(ctx context.Context, ns, name string) (*corev1.Pod, error) {
 	pod, err := b.askForPod(ctx, ns, name)
 	if err != nil {

@@ -30,7 +30,7 @@ type kernel struct {
 	pod           *corev1.Pod       // the newest known version of the newest generation; replaced, never changed
 	rec           podspec.Record    // of pod
 	secretCreated time.Time         // when its secret was last known to exist
-	removed       bool              // the pod is no longer in the cluster
+	removed       bool              // the cluster has no such pod any more
 	deletionSeen  time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
 	unheard       bool              // end was recorded because neither node nor supervisor is heard; the pod may stay
 	supervisor    follow.Supervisor // of the pod

@@ -54,7 +54,8 @@ func TestFindGaps_ReplyFirst(t *testing.T) {
 	c := i.connects("ann")
 	i.sends(c, jupyter.Shell, "execute_request", "cell")()
 	number := func(m jupyter.Message, n int) jupyter.Message {
-		m.Header = fmt.Appendf(nil, `{"msg_id":"kernel_1_%d","msg_type":%q,"session":"kernel"}`, n, jupyter.StringField(m.Header, "msg_type"))
+		kind := jupyter.StringField(m.Header, "msg_type")
+		m.Header = fmt.Appendf(nil, `{"msg_id":"kernel_1_%d","msg_type":%q,"session":"kernel"}`, n, kind)
 		return m
 	}
 	request := []byte(`{"msg_id":"cell","msg_type":"execute_request","session":"ann"}`)

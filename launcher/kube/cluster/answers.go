@@ -40,8 +40,8 @@ func IsAnswer(err error) bool {
 	return true
 }
 
-// Decided reports whether the API server has decided about a request that failed. A webhook that fails, or denies the
-// request, is such a decision: it may fail for ever.
+// Decided reports whether the API server has decided about a request that failed. A failed or refusing webhook
+// counts as a decision: the next attempt may fail, too.
 func Decided(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) &&

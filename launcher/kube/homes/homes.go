@@ -118,8 +118,8 @@ func (h *Homes) failure(ctx context.Context, claim string, err error) error {
 	})
 }
 
-// explainOwners returns the error of a start that could not get something of its owner's. failed makes the error for
-// what the cluster has answered.
+// explainOwners returns the error of a start that could not get something of its owner's. failed makes an answer of the
+// cluster that error.
 func (h *Homes) explainOwners(ctx context.Context, what string, err error,
 	failed func(why string, class launcher.Failure) error) error {
 	if ctx.Err() != nil || !cluster.IsAnswer(err) {

@@ -75,7 +75,7 @@ func (s *Set) Serves(pod *corev1.Pod) bool {
 	return slices.Contains(s.common, pod.Namespace) || s.pods.InNamespaceOfOwner(pod)
 }
 
-// MayHave reports whether a namespace may have kernels, whoever owns them.
+// MayHave reports whether a namespace may have kernels of any owner.
 func (s *Set) MayHave(ns string) bool {
 	return !s.pods.NamespacePerOwner() || slices.Contains(s.common, ns) || s.pods.MayBeOwners(ns)
 }

@@ -24,7 +24,7 @@ const maxRequest = 112 << 10
 
 // errNoRequest says that a pod has no stored request.
 var errNoRequest = &launcher.FailedError{Class: launcher.FailedRefused,
-	Reason: "an earlier build of the gateway has made its pod, so there is no next one"}
+	Reason: "an earlier build of the gateway has made its pod, and this build does not restart it"}
 
 // storedRequest is what Build needs of a launcher.Request besides the Record. The values of the client's variables are
 // not repeated here: they are those of the kernel's container, and there may be a megabyte of them.

@@ -16,7 +16,7 @@ import (
 
 const (
 	maxEvents = 16   // newest ones that are kept of a pod
-	maxOthers = 4096 // pods that are no known kernels' and whose events are kept, as before they are known
+	maxOthers = 4096 // other pods whose events are kept; one of them may become known as a kernel's
 )
 
 // Store has the events of pods, by the pods' uids. All methods may be called concurrently.
@@ -47,8 +47,8 @@ func (s *Store) KernelOf(e *corev1.Event) string {
 	return name[:36]
 }
 
-// Trim drops what gateways do not read of an event. Of a pod that is no kernel's, as all namespaces have them, only the
-// event's name is kept. It is a transform of an informer.
+// Trim drops the parts of an event that gateways do not read. An event of another pod keeps only its name. Trim is a
+// transform of an informer.
 func (s *Store) Trim(o any) (any, error) {
 	e, ok := o.(*corev1.Event)
 	if !ok {

@@ -55,8 +55,8 @@ func (ks MasterKeys) Named(fingerprint string) (key MasterKey, ok bool) {
 	return ks[at], true
 }
 
-// Of returns the keys of a pod, whose record names their master key. The error is a *launcher.UnsupportedError if that
-// is none of these.
+// Of returns the keys of a pod, whose record names their master key. The error is a *launcher.UnsupportedError if this
+// gateway does not have that master key.
 func (ks MasterKeys) Of(pod *corev1.Pod) (Keys, error) {
 	rec, err := ReadRecord(pod)
 	if err != nil {
