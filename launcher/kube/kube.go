@@ -14,7 +14,8 @@
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
 // nodes if they are watched; that of package warmpods; decideAboutLimits, by election too, if there are limits; the
-// writer of endings; with other replicas, those of package replicas; and calls that go on after their callers have left.
+// writer of endings; with other replicas, those of package replicas; and calls that go on after their callers have
+// left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
 // replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, podevents.Store.mu, gpuview.Tally.mu, answers.mu,
