@@ -329,8 +329,7 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 	}
 	s.kernel.answered()
 	if s.kernel.process != nil && s.clients.cellBegan.IsZero() { // else these are other connections to a kernel that is up
-		s.kernel.process.ForgetOutput()
-		s.clients.cellBegan = s.now()
+		s.clients.cellBegan = s.now() // output of the start explains a failed start, but no later end
 	}
 	close(b.nudged)
 	s.use.Ready()

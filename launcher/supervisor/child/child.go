@@ -259,8 +259,6 @@ func (c *Child) handle(life context.Context, l line) {
 		}
 	case lineKill:
 		p.Kill()
-	case lineForget:
-		p.ForgetOutput()
 	case lineWatch:
 		p.WatchGPUs(l.Watch)
 	case lineMemory:

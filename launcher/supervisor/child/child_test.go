@@ -300,7 +300,7 @@ func TestLink_Backlog(t *testing.T) {
 	}
 	var err error
 	for range maxQueue + 2 { // the writer holds one
-		if err = l.send(line{Type: lineForget}); err != nil {
+		if err = l.send(line{Type: lineKill}); err != nil {
 			break
 		}
 	}
@@ -308,7 +308,7 @@ func TestLink_Backlog(t *testing.T) {
 		t.Errorf("got %v, want errBacklog", err)
 	}
 	<-l.done
-	if err := l.send(line{Type: lineForget}); !errors.Is(err, net.ErrClosed) {
+	if err := l.send(line{Type: lineKill}); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("got %v, want closed", err)
 	}
 }

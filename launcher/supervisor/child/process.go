@@ -144,9 +144,6 @@ func (p *Process) LastOutput(limit int, since time.Time) string {
 	return process.LastOutput(&p.stdout, &p.stderr, limit, since)
 }
 
-// ForgetOutput makes the child drop the output so far.
-func (p *Process) ForgetOutput() { _ = p.tell(line{Type: lineForget}) } // without a child its output is gone too
-
 // Signal sends sig to the process group. The error is os.ErrProcessDone if the process has ended, and ErrNoContainer if
 // the child is not connected.
 func (p *Process) Signal(sig syscall.Signal) error {

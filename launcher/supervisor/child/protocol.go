@@ -64,7 +64,6 @@ const (
 	lineStart   = "start"
 	lineSignal  = "signal"
 	lineKill    = "kill"
-	lineForget  = "forget"
 	lineMeasure = "measure"
 	lineUsed    = "used"
 	lineLooked  = "looked"

@@ -21,7 +21,7 @@ type Tail struct {
 	mu   sync.Mutex
 	buf  []byte    // at most 2*tailLimit long, so that bytes are moved once per tailLimit and not at every write
 	cut  bool      // the beginning of the output was dropped
-	said time.Time // of the last write with text; zero: no text since the output was dropped
+	said time.Time // of the last write with text; zero: there was no text
 }
 
 // Write never fails.
@@ -47,13 +47,6 @@ func (t *Tail) WriteAt(b []byte, said time.Time) {
 		t.buf, t.cut = t.buf[:keep], true
 	}
 	t.buf = append(t.buf, b...)
-}
-
-// forget drops the output so far.
-func (t *Tail) forget() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf, t.cut, t.said = t.buf[:0], false, time.Time{}
 }
 
 // Said returns when text was last written, zero if none was.

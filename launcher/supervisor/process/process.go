@@ -262,12 +262,6 @@ func (p *Process) LastOutput(limit int, since time.Time) string {
 // Output returns the newest output on stdout and stderr.
 func (p *Process) Output() (stdout, stderr *Tail) { return p.stdout, p.stderr }
 
-// ForgetOutput drops the output so far. Output of the start explains a failed start, but no later end.
-func (p *Process) ForgetOutput() {
-	p.stderr.forget()
-	p.stdout.forget()
-}
-
 // Signal sends sig to the process group. The error is os.ErrProcessDone if the group has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
 	p.mu.Lock()

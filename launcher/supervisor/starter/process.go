@@ -23,8 +23,6 @@ type Process interface {
 	// Done is closed.
 	// Output that has no text since the given time is "".
 	LastOutput(limit int, since time.Time) string
-	// ForgetOutput drops the output so far. Output of the start explains a failed start, but no later end.
-	ForgetOutput()
 	// Signal sends sig to the process group. The error is os.ErrProcessDone if the group has ended, and
 	// child.ErrNoContainer if its container is not there.
 	Signal(sig syscall.Signal) error
