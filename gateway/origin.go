@@ -120,7 +120,7 @@ func (o *origins) allowOrigin(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Set("Access-Control-Expose-Headers", "Location, X-Request-Id")
 	if r.Method == http.MethodOptions {
-		h.Set("Access-Control-Allow-Headers", "accept, content-type, authorization")
+		h.Set("Access-Control-Allow-Headers", "accept, content-type, authorization, x-xsrftoken")
 		h.Set("Access-Control-Allow-Methods", "GET, PUT, POST, PATCH, DELETE, OPTIONS")
 		h.Set("Access-Control-Max-Age", "600")
 	}
