@@ -134,22 +134,28 @@ func (ss *sessions) getSession(w http.ResponseWriter, r *call) error {
 	return writeJSON(w, http.StatusOK, ss.sessionModel(f, r.Who))
 }
 
-// deleteSession ends the session's kernel, and with it the session. A kernel in which a job runs lives on.
+// deleteSession ends a session. The kernel ends with its last one, unless a job runs in it.
 func (ss *sessions) deleteSession(w http.ResponseWriter, r *call) error {
 	f, err := ss.of(r)
 	if err != nil {
 		return err
 	}
-	if there, err := ss.jobs.jobIn(r, f.kernel.ID); err != nil {
+	job, err := ss.jobs.jobIn(r, f.kernel.ID)
+	if err != nil {
 		return err
-	} else if there {
-		if err := ss.removeSession(r.Context(), f.kernel.ID, f.session.ID); err != nil {
-			return err
-		}
-		w.WriteHeader(http.StatusNoContent)
-		return nil
 	}
-	err = ss.kernels.Stop(r.Context(), &r.Act, f.kernel.ID, "its session was shut down on request")
+	needed := job
+	// The last session goes with its kernel: if the kernel cannot be stopped, it is still listed.
+	_, err = ss.updateSessions(r.Context(), f.kernel.ID, func(all []launcher.Session) ([]launcher.Session, error) {
+		rest := without(all, f.session.ID)
+		if needed = job || f.needed(r.Who, rest); needed {
+			return rest, nil
+		}
+		return all, nil
+	})
+	if err == nil && !needed {
+		err = ss.kernels.Stop(r.Context(), &r.Act, f.kernel.ID, "its session was shut down on request")
+	}
 	if errors.Is(err, launcher.ErrNotFound) {
 		return refuse(http.StatusGone, "Kernel deleted before session")
 	}
@@ -332,14 +338,6 @@ func (ss *sessions) updateSessions(
 	return notes.Sessions, err
 }
 
-// removeSession removes a session of a kernel, which lives on.
-func (ss *sessions) removeSession(ctx context.Context, kernel, session string) error {
-	_, err := ss.updateSessions(ctx, kernel, func(all []launcher.Session) ([]launcher.Session, error) {
-		return without(all, session), nil
-	})
-	return err
-}
-
 // updateNotes changes what is stored with a kernel, within kernels.ReadTime.
 func updateNotes(
 	ctx context.Context, l launcher.Launcher, id string, change func(launcher.Notes) (launcher.Notes, error),
@@ -362,7 +360,7 @@ func (ss *sessions) answerSession(w http.ResponseWriter, r *call, status int, f 
 }
 
 // patchSession renames a session or gives it another kernel: a running one by id, or a new one by name; the id wins.
-// The session's old kernel is then shut down, as in Jupyter Server.
+// The session's old kernel is then shut down, as in Jupyter Server, unless other sessions have it.
 func (ss *sessions) patchSession(w http.ResponseWriter, r *call) error {
 	req, err := ss.readSession(w, r)
 	if err != nil {
@@ -398,26 +396,30 @@ func (ss *sessions) patchSession(w http.ResponseWriter, r *call) error {
 		if err != nil {
 			return err
 		}
-		return ss.moveSession(w, r, s, f.kernel.ID, k)
+		return ss.moveSession(w, r, s, f, k)
 	}
 	return ss.startForSession(r, "", req.kernelName, func(k launcher.Kernel) error {
-		return ss.moveSession(w, r, s, f.kernel.ID, k)
+		return ss.moveSession(w, r, s, f, k)
 	})
 }
 
 // moveSession stores a session with another kernel and then ends the old one, so that the session always has a kernel.
+// f is the session as it was. The old kernel lives on if it has other sessions, or a job runs in it.
 func (ss *sessions) moveSession(
-	w http.ResponseWriter, r *call, s launcher.Session, from string, to launcher.Kernel,
+	w http.ResponseWriter, r *call, s launcher.Session, f found, to launcher.Kernel,
 ) error {
+	from := f.kernel.ID
 	add := func(all []launcher.Session) ([]launcher.Session, error) { return withSession(all, s, to.Owner) }
 	if _, err := ss.updateSessions(r.Context(), to.ID, add); err != nil {
 		return err
 	}
-	if err := ss.removeSession(r.Context(), from, s.ID); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+	remove := func(all []launcher.Session) ([]launcher.Session, error) { return without(all, s.ID), nil }
+	rest, err := ss.updateSessions(r.Context(), from, remove)
+	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		return err
 	}
 	there, err := ss.jobs.jobIn(r, from)
-	if err == nil && !there {
+	if err == nil && !there && !f.needed(r.Who, rest) {
 		err = ss.kernels.Stop(r.Context(), &r.Act, from, "its session was given another kernel")
 	}
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {

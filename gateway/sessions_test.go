@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -63,6 +65,56 @@ func TestSessions_Life(t *testing.T) {
 	g.do("DELETE", path, "").want(t, 404, "")
 	g.do("GET", "/gw/api/sessions", "").want(t, 200, "[]")
 	g.do("GET", "/gw/api/kernels", "").want(t, 200, "[]")
+}
+
+// TestSessions_OneKernel: a kernel lives until its last session ends, whichever way the others end.
+func TestSessions_OneKernel(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.add(idA, "python3", api.Idle)
+	g.fake.add(idB, "python3", api.Idle)
+	open := func(path string) string {
+		return decode[sessionModel](t, g.do("POST", "/api/sessions",
+			`{"path": "`+path+`", "type": "notebook", "kernel": {"id": "`+idA+`"}}`).want(t, 201, idA)).ID
+	}
+	var all []string
+	for i := range 8 {
+		all = append(all, open(fmt.Sprint(i)))
+	}
+	lives := func(after string) {
+		t.Helper()
+		if why := g.fake.stopped()[idA]; why != "" {
+			t.Fatalf("%s: the kernel of other sessions was stopped: %s", after, why)
+		}
+	}
+	g.do("PATCH", "/api/sessions/"+all[0], `{"kernel": {"id": "`+idB+`"}}`).want(t, 200, idB)
+	lives("a move by id")
+	g.do("PATCH", "/api/sessions/"+all[1], `{"kernel": {"name": "r"}}`).want(t, 200, `"name":"r"`)
+	lives("a move by name")
+	g.do("DELETE", "/api/sessions/"+all[2], "").want(t, 204, "")
+	lives("a DELETE")
+	g.do("DELETE", "/api/sessions/"+all[2], "").want(t, 404, "")
+	list := decode[[]sessionModel](t, g.do("GET", "/api/sessions", ""))
+	on := func(s sessionModel) bool { return s.Kernel.ID == idA }
+	if rest := slices.DeleteFunc(list, func(s sessionModel) bool { return !on(s) }); len(rest) != 5 {
+		t.Errorf("%d sessions have the kernel, want 5: %+v", len(rest), rest)
+	}
+	var wg sync.WaitGroup // all at once, and half of them with a move: the last one ends the kernel
+	for i, id := range all[3:] {
+		wg.Go(func() {
+			if i%2 == 0 {
+				g.do("DELETE", "/api/sessions/"+id, "").want(t, 204, "")
+			} else {
+				g.do("PATCH", "/api/sessions/"+id, `{"kernel": {"id": "`+idB+`"}}`).want(t, 200, idB)
+			}
+		})
+	}
+	wg.Wait()
+	if g.fake.stopped()[idA] == "" {
+		t.Error("the kernel outlived its sessions")
+	}
+	if why := g.fake.stopped()[idB]; why != "" {
+		t.Errorf("the other kernel was stopped: %s", why)
+	}
 }
 
 func TestSessions_Create(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -33,6 +34,14 @@ func (f found) offers(who kernels.Caller) bool {
 
 // shows reports whether a user sees the session in lists.
 func (f found) shows(who kernels.Caller) bool { return who.Admin || f.offers(who) }
+
+// needed reports whether other sessions of the same kernel keep it when the session ends. The sessions of users with
+// whom it is shared do not: they cannot make it outlive its owner's work.
+func (f found) needed(who kernels.Caller, others []launcher.Session) bool {
+	return slices.ContainsFunc(others, func(s launcher.Session) bool {
+		return who.Sole || creator(s, f.kernel.Owner) == f.kernel.Owner
+	})
+}
 
 // withSession returns the sessions of a kernel of owner with s, which replaces one of the same id. The error says which
 // bound is exceeded.

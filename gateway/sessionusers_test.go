@@ -65,6 +65,37 @@ func TestSessions_OfOthers(t *testing.T) {
 	})
 }
 
+// TestSessions_LastOfOwner: a session of a user with whom a kernel is shared does not keep it, and its end does not end
+// the kernel of the owner's sessions.
+func TestSessions_LastOfOwner(t *testing.T) {
+	g := startUserGateway(t, nil)
+	g.addShared()
+	create := func(user, path string) string {
+		return "/api/sessions/" + decode[sessionModel](t, g.do("POST", "/api/sessions",
+			`{"path": "`+path+`", "type": "notebook", "kernel": {"id": "`+idA+`"}}`, as(user)).want(t, 201, idA)).ID
+	}
+	var owners []string
+	for _, m := range decode[[]sessionModel](t, g.do("GET", "/api/sessions", "", as("ann"))) {
+		if m.Kernel.ID == idA {
+			owners = append(owners, "/api/sessions/"+m.ID)
+		}
+	}
+	if len(owners) != 1 {
+		t.Fatalf("ann's sessions: %q", owners)
+	}
+	create("uma", "one.ipynb")
+	other := create("uma", "other.ipynb")
+	g.do("DELETE", owners[0], "", as("uma")).want(t, 403, "")
+	g.do("DELETE", other, "", as("root")).want(t, 204, "")
+	if why := g.fake.stopped()[idA]; why != "" {
+		t.Fatalf("the kernel of ann's session was stopped: %s", why)
+	}
+	g.do("DELETE", owners[0], "", as("ann")).want(t, 204, "")
+	if g.fake.stopped()[idA] == "" {
+		t.Error("another user's session keeps ann's kernel")
+	}
+}
+
 // TestSessions_BoundOfOthers: the sessions of other users leave the owner's places free, also those that are moved.
 func TestSessions_BoundOfOthers(t *testing.T) {
 	g := startUserGateway(t, nil)
