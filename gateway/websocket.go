@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
@@ -35,6 +36,9 @@ func (g *Gateway) getChannels(w http.ResponseWriter, r *call) error {
 	}
 	if !isUpgrade(r.Request) {
 		return refuse(http.StatusBadRequest, "This route is a websocket, and the request is not an upgrade to one.")
+	}
+	if !api.SpeaksWebsocket(w, r.Request) {
+		return refuse(http.StatusUpgradeRequired, "This websocket has version %s of the protocol.", api.WebsocketVersion)
 	}
 	c, err := g.websockets.open(r, id)
 	if err != nil {
@@ -165,9 +169,10 @@ func (g *Gateway) explainUpgrade(ctx context.Context, id string, err error) erro
 
 // isUpgrade reports whether a request asks for a websocket as RFC 6455 section 4.1 defines it.
 func isUpgrade(r *http.Request) bool {
+	key, _ := base64.StdEncoding.DecodeString(r.Header.Get("Sec-Websocket-Key")) // a wrong key is too short
 	return r.Method == http.MethodGet && r.ProtoMajor == 1 &&
 		hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
-		r.Header.Get("Sec-Websocket-Key") != "" && r.ContentLength == 0 && len(r.TransferEncoding) == 0
+		len(key) == 16 && r.ContentLength == 0 && len(r.TransferEncoding) == 0
 }
 
 // hasToken reports whether a comma-separated header has a token, in any case.

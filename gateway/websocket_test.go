@@ -135,7 +135,7 @@ func TestChannels_EarlyBytes(t *testing.T) {
 	defer func() { _ = conn.Close() }()
 	_, _ = fmt.Fprintf(conn,
 		"GET /api/kernels/%s/channels?token=%s HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: WebSocket\r\n"+
-			"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\nfrom the client", idA, testToken)
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\nfrom the client", idA, testToken)
 	if b, err := io.ReadAll(conn); err != nil || !strings.HasSuffix(string(b), "\r\n\r\nfrom the supervisor") {
 		t.Errorf("the client got %q, %v", b, err)
 	}
@@ -152,6 +152,10 @@ func TestChannels_Refuses(t *testing.T) {
 	g.do("HEAD", path, "", asUpgrade).want(t, 400, "")
 	g.do("POST", path, "", asUpgrade).want(t, 405, "")
 	g.do("GET", path, "body", asUpgrade).want(t, 400, "")
+	for _, key := range []string{"", "x", "dGhlIHNhbXBsZSBub25jZQ", "dGhlIHNhbXBsZSBub25jZTEyMzQ="} {
+		g.do("GET", path, "", asUpgrade, func(r *http.Request) { r.Header.Set("Sec-WebSocket-Key", key) }).want(t, 400, "")
+	}
+	g.wantVersion(idA)
 	if super.sent() != "" {
 		t.Errorf("the supervisor got a request: %s", super.sent())
 	}
@@ -324,9 +328,24 @@ func TestLobby_Ends(t *testing.T) {
 		g := startGateway(t, nil)
 		g.fake.addStarting(idA, "")
 		g.do("GET", "/api/kernels/"+idA+"/channels", "", asUpgrade, func(r *http.Request) {
-			r.Header.Set("Sec-WebSocket-Version", "12")
-		}).want(t, 400, "RFC 6455")
+			r.Header.Set("Sec-WebSocket-Key", "12")
+		}).want(t, 400, "")
+		g.wantVersion(idA)
 	})
+}
+
+// wantVersion checks that handshakes with another version of the websocket protocol, or with none, are answered with
+// 426 and the version that is spoken.
+func (g *testGateway) wantVersion(id string) {
+	g.t.Helper()
+	for _, version := range []string{"", "0", "7", "8", "12", "14", "13.1", "x"} {
+		r := g.do("GET", "/api/kernels/"+id+"/channels", "", asUpgrade, func(r *http.Request) {
+			r.Header.Set("Sec-WebSocket-Version", version)
+		}).want(g.t, 426, "version 13")
+		if got := r.Header.Get("Sec-WebSocket-Version"); got != "13" {
+			g.t.Errorf("version %q: the answer names %q", version, got)
+		}
+	}
 }
 
 // wantClose reads until the connection ends, which must be with the code and a text that begins as given.

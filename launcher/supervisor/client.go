@@ -49,6 +49,9 @@ func (s *Supervisor) Serve(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return routes.Error{Status: http.StatusBadRequest, Text: "this is a websocket: an upgrade request is expected"}
 	}
+	if !api.SpeaksWebsocket(w, r) {
+		return routes.Error{Status: http.StatusUpgradeRequired, Text: "this websocket has version 13 of the protocol"}
+	}
 	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
 	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.OwnedBy(user), user: user,
 		compress: r.Header.Get(api.HeaderCompress) != "", takeOver: api.ConfirmsHandOver(r)}

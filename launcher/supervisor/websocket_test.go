@@ -233,6 +233,31 @@ func TestSupervisor_AbandonedConnection(t *testing.T) {
 	}
 }
 
+// TestSupervisor_WebsocketVersion: a handshake with a version that is not spoken is answered with 426 and the one that
+// is.
+func TestSupervisor_WebsocketVersion(t *testing.T) {
+	r := startSupervisor(t, nil)
+	for _, version := range []string{"", "8", "14"} {
+		req, err := http.NewRequest(http.MethodGet, r.url("/channels"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, value := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket",
+			"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": version} {
+			req.Header.Set(name, value)
+		}
+		tr := &http.Transport{DialContext: r.dialer(), DisableKeepAlives: true}
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if got := resp.Header.Get("Sec-WebSocket-Version"); resp.StatusCode != http.StatusUpgradeRequired || got != "13" {
+			t.Errorf("version %q: %d, and the answer names %q", version, resp.StatusCode, got)
+		}
+	}
+}
+
 // TestSupervisor_Compression: the gateway decides whether messages are compressed, and an offer alone is ignored.
 func TestSupervisor_Compression(t *testing.T) {
 	r := startSupervisor(t, nil).ready()

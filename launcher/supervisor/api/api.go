@@ -7,7 +7,10 @@
 // goroutine.
 package api
 
-import "time"
+import (
+	"net/http"
+	"time"
+)
 
 // Headers that a gateway adds to a forwarded request: the user's name, and the user's right to the kernel. A request
 // without HeaderRight has the right to use the kernel.
@@ -23,6 +26,21 @@ const (
 // HeaderCompress lets the supervisor compress messages to a client that offers it. An older gateway passes on the
 // offers of all clients, and sends no such header. Then nothing is compressed.
 const HeaderCompress = "Ekg-Compress"
+
+// WebsocketVersion is the version of the websocket protocol that gateways and supervisors speak (RFC 6455).
+const WebsocketVersion = "13"
+
+// SpeaksWebsocket reports whether the handshake of a websocket asks for WebsocketVersion. If not, the answer is to be
+// 426, and its headers name the version (RFC 6455, section 4.4).
+func SpeaksWebsocket(w http.ResponseWriter, r *http.Request) bool {
+	if r.Header.Get("Sec-Websocket-Version") == WebsocketVersion {
+		return true
+	}
+	w.Header().Set("Sec-Websocket-Version", WebsocketVersion)
+	w.Header().Set("Upgrade", "websocket")
+	w.Header().Set("Connection", "Upgrade")
+	return false
+}
 
 // HeaderRequestID carries the id under which the logs of gateway and supervisor name a request: up to MaxRequestID
 // hexadecimal digits in lower case.
