@@ -5,9 +5,11 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -334,7 +336,8 @@ func jobWaits(t *testing.T, g *gateway) {
 	}
 }
 
-// TestChaos_Jobs: gateways are killed while fifty jobs run. Each job ends once, with the right outputs. A gateway lives
+// TestChaos_Jobs: gateways are killed while fifty jobs run, each directly after one of twenty writes of their records, by
+// chance. Each job ends once, with the right outputs. A gateway lives
 // for 30 s: it takes the jobs of a killed one after 20 s.
 func TestChaos_Jobs(t *testing.T) {
 	g := newGateway(t, "--max-kernels=6")
@@ -343,14 +346,56 @@ func TestChaos_Jobs(t *testing.T) {
 	other.url = "http://" + other.addr
 	other.start()
 	t.Cleanup(func() { _ = other.signal(syscall.SIGTERM) })
+	random := rand.New(rand.NewPCG(seed(t), 0))
 	g.fiftyJobs(15*time.Second, func(n int) {
 		victim := []*gateway{g, &other}[n%2]
+		g.awaitWrites(1 + random.IntN(20))
 		victim.kill()
 		victim.start()
 	})
 	for _, j := range g.jobs() {
 		if j.Attempt != 1 {
 			t.Errorf("job %s has %d attempts", j.ID, j.Attempt)
+		}
+	}
+}
+
+// awaitWrites returns directly after the n-th write of the records of jobs from now on: of a record, a piece or a
+// lease, or the removal of one. It returns after 10 seconds if there are fewer.
+func (g *gateway) awaitWrites(n int) {
+	g.t.Helper()
+	fd, err := syscall.InotifyInit1(syscall.IN_CLOEXEC | syscall.IN_NONBLOCK)
+	if err != nil {
+		g.t.Error(err)
+		return
+	}
+	events := os.NewFile(uintptr(fd), "inotify")
+	defer func() { _ = events.Close() }() // it was only read
+	for _, kind := range []string{"jobs", "job-notebooks", "job-leases"} {
+		dir := filepath.Join(g.dir, "state", "records", kind)
+		err := os.MkdirAll(dir, 0o700)
+		if err == nil {
+			_, err = syscall.InotifyAddWatch(fd, dir, syscall.IN_MOVED_TO|syscall.IN_DELETE)
+		}
+		if err != nil {
+			g.t.Error(err)
+			return
+		}
+	}
+	if err := events.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		g.t.Error(err)
+		return
+	}
+	for b := make([]byte, 4096); n > 0; {
+		size, err := events.Read(b)
+		if err != nil {
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				g.t.Error(err)
+			}
+			return
+		}
+		for left := b[:size]; len(left) >= syscall.SizeofInotifyEvent; n-- {
+			left = left[syscall.SizeofInotifyEvent+binary.NativeEndian.Uint32(left[12:]):]
 		}
 	}
 }
