@@ -66,18 +66,27 @@ type content struct {
 
 // apply changes the cell as a front end shows the message. It reports whether it changed anything.
 func (r *run) apply(ctx context.Context, at int, msgType string, m *jupyter.Message) (changed bool, err error) {
-	var c content
-	if json.Unmarshal(m.Content, &c) != nil {
-		return false, nil // no front end shows it
+	switch msgType {
+	case "update_display_data", "comm_open", "comm_msg", "execute_input", "stream", "execute_result", "display_data",
+		"error", "clear_output":
+	default:
+		return false, nil
+	}
+	c, ok, why := judge(m)
+	if why != "" {
+		if err := r.tail(ctx, at); err != nil {
+			return false, err
+		}
+		r.leftOut(at, msgType, why)
+	}
+	if !ok {
+		return why != "", nil
 	}
 	switch msgType {
 	case "update_display_data":
 		return r.update(ctx, &c)
 	case "comm_open", "comm_msg":
 		return true, r.noteWidget(ctx, &c, m.Buffers)
-	case "execute_input", "stream", "execute_result", "display_data", "error", "clear_output":
-	default:
-		return false, nil
 	}
 	if err := r.tail(ctx, at); err != nil {
 		return false, err
@@ -243,17 +252,8 @@ func (r *run) addError(at int, c *content) {
 	}
 	if r.fits(at, int64(min(size, errorBytes/2)), true) {
 		r.put(at, &output{other: newObject(map[string]any{"output_type": "error", "ename": c.Ename,
-			"evalue": short(c.Evalue), "traceback": traceback})})
+			"evalue": c.Evalue, "traceback": traceback})})
 	}
-}
-
-// short bounds a text that a sentence or an error shows.
-func short(s string) string {
-	const most = 64 << 10
-	if len(s) > most {
-		return s[:most] + "…"
-	}
-	return s
 }
 
 // noteWidget keeps the state of widgets, which front ends need to show them.

@@ -28,9 +28,6 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth bounds how deep the values in a notebook are nested. Widgets nest them a few times.
-const maxDepth = 200
-
 // InvalidError is a notebook, or a parameter, that cannot be run. Its text is a sentence for users.
 type InvalidError struct{ text string }
 
@@ -98,26 +95,8 @@ func Read(data []byte) (*Document, error) {
 
 // check rejects what no decoder should read.
 func check(data []byte) error {
-	if !utf8.Valid(data) {
-		return invalid("this is not a notebook: it is not UTF-8")
-	}
-	depth, quoted, escaped := 0, false, false
-	for _, b := range data {
-		switch {
-		case escaped:
-			escaped = false
-		case quoted && b == '\\':
-			escaped = true
-		case b == '"':
-			quoted = !quoted
-		case quoted:
-		case b == '{' || b == '[':
-			if depth++; depth > maxDepth {
-				return invalid("the notebook's values are nested more than %d times", maxDepth)
-			}
-		case b == '}' || b == ']':
-			depth--
-		}
+	if why := fault(data, maxDepth); why != "" {
+		return invalid("this is not a notebook: %s", why)
 	}
 	var syntax *json.SyntaxError
 	if err := json.Unmarshal(data, new(json.RawMessage)); errors.As(err, &syntax) {

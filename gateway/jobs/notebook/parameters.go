@@ -21,6 +21,9 @@ func ParseParameters(raw json.RawMessage) ([]Parameter, error) {
 	if len(raw) == 0 || bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
 		return nil, nil
 	}
+	if why := fault(raw, maxContentDepth); why != "" {
+		return nil, invalid("the parameters: %s", why)
+	}
 	if !json.Valid(raw) {
 		return nil, invalid("the parameters are not valid JSON")
 	}

@@ -88,12 +88,14 @@ func (r *run) handle(ctx context.Context, m *jupyter.Message) error {
 	present := parent.MsgID == r.msgID(r.state.Cell)
 	switch {
 	case m.Channel == jupyter.Shell && own.MsgType == "execute_reply" && present:
-		var c content
+		var c content // no notebook has it
 		if json.Unmarshal(m.Content, &c) != nil {
 			c.Status = "error"
 		}
 		r.doc.cells[r.state.Cell].time("shell.execute_reply", m)
-		r.state.Replied, r.state.Reply = true, &Reply{Status: c.Status, Ename: c.Ename, Evalue: short(c.Evalue)}
+		r.state.Replied = true
+		r.state.Reply = &Reply{Status: short(c.Status, maxNameSize), Ename: short(c.Ename, maxNameSize),
+			Evalue: short(c.Evalue, maxSentence)}
 	case m.Channel == jupyter.IOPub && own.MsgType == "status":
 		r.noteStatus(m, present)
 	case m.Channel == jupyter.IOPub:

@@ -222,7 +222,8 @@ func (r *run) first(ctx context.Context) (*Result, error) {
 		var c struct {
 			LanguageInfo json.RawMessage `json:"language_info"`
 		}
-		if json.Unmarshal(m.Content, &c) == nil && len(c.LanguageInfo) > 0 {
+		if fault(m.Content, maxContentDepth) == "" && json.Unmarshal(m.Content, &c) == nil && len(c.LanguageInfo) > 0 &&
+			len(c.LanguageInfo) <= maxLanguageInfo {
 			r.doc.meta.set("language_info", objectOr(c.LanguageInfo))
 			r.doc.changed = true
 		}
