@@ -1,6 +1,6 @@
 // Package goroutines has what goroutines of several packages do alike. Group is the goroutines of one owner, who waits
-// for them when it closes. Sleep waits for a time, or for the end of a context. Wake wakes a goroutine that reads a
-// channel. Only Group.Go starts a goroutine.
+// for them when it closes. Contain turns a panic into an error. Sleep waits for a time, or for the end of a context.
+// Wake wakes a goroutine that reads a channel. Only Group.Go starts a goroutine.
 package goroutines
 
 import "sync"
