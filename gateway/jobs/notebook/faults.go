@@ -80,9 +80,7 @@ func judge(m *jupyter.Message) (c content, ok bool, why string) {
 	} else if err != nil {
 		return c, false, ""
 	}
-	if n := new(int64); json.Unmarshal(c.ExecutionCount, &n) != nil || n == nil {
-		c.ExecutionCount = nil
-	}
+	c.ExecutionCount = integer(c.ExecutionCount)
 	if c.Transient != nil && len(c.Transient.DisplayID) > maxNameSize {
 		c.Transient = nil // it is shown, and not updated
 	}
@@ -91,6 +89,14 @@ func judge(m *jupyter.Message) (c content, ok bool, why string) {
 	}
 	c.Name, c.Ename, c.Evalue = short(c.Name, maxNameSize), short(c.Ename, maxNameSize), short(c.Evalue, maxErrorValue)
 	return c, true, ""
+}
+
+// integer returns a JSON integer, or nil for any other value.
+func integer(raw json.RawMessage) json.RawMessage {
+	if n := new(int64); json.Unmarshal(raw, &n) != nil || n == nil {
+		return nil
+	}
+	return raw
 }
 
 // short bounds a text.

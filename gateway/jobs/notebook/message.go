@@ -2,14 +2,10 @@ package notebook
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
-	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 )
 
 // errorBytes is how much errors may take beyond the limit of outputs, since they say why a run failed.
@@ -23,26 +19,6 @@ const maxNamed = 5000
 type place struct {
 	Cell   int `json:"cell"`
 	Output int `json:"output"`
-}
-
-// widget is a widget's comm.
-type widget struct {
-	Piece string `json:"piece"` // name of the piece with its model; "" while the model has changes that are not stored
-	Size  int64  `json:"size"`
-
-	model *model // nil: it is not in memory
-}
-
-// model is the state of a widget's comm.
-type model struct {
-	State   map[string]json.RawMessage `json:"state"`
-	Buffers []widgetBuffer             `json:"buffers,omitempty"`
-}
-
-type widgetBuffer struct {
-	Data     string          `json:"data"`
-	Encoding string          `json:"encoding"`
-	Path     json.RawMessage `json:"path"`
 }
 
 // content has the members of all messages on iopub that change a cell.
@@ -88,6 +64,9 @@ func (r *run) apply(ctx context.Context, at int, msgType string, m *jupyter.Mess
 	case "comm_open", "comm_msg":
 		return true, r.noteWidget(ctx, &c, m.Buffers)
 	}
+	if w := r.taker(at); w != nil && msgType != "execute_input" {
+		return true, r.take(ctx, w, msgType, &c)
+	}
 	if err := r.tail(ctx, at); err != nil {
 		return false, err
 	}
@@ -98,12 +77,8 @@ func (r *run) apply(ctx context.Context, at int, msgType string, m *jupyter.Mess
 		cell.setCount(c.ExecutionCount)
 	case "stream":
 		r.addText(at, c.Name, c.Text)
-	case "execute_result":
-		cell.setCount(c.ExecutionCount)
-		out := newObject(map[string]any{"output_type": msgType, "execution_count": orNil(c.ExecutionCount)})
-		return true, r.display(ctx, at, &c, out)
-	case "display_data":
-		return true, r.display(ctx, at, &c, newObject(map[string]any{"output_type": msgType}))
+	case "execute_result", "display_data":
+		return true, r.display(ctx, at, &c, c.displayOutput(msgType))
 	case "error":
 		r.addError(at, &c)
 	case "clear_output":
@@ -154,8 +129,7 @@ func (r *run) fits(at int, size int64, isError bool) bool {
 	if (c.full && !isError) || r.size+size > limit {
 		if !c.full {
 			c.full = true
-			r.put(at, &output{stream: "stderr", text: fmt.Appendf(nil, notice.Prefix+"The output of this notebook is larger "+
-				"than %d MiB. Further output of this cell is left out.\n", r.limit>>20)})
+			r.put(at, r.overLimit("cell"))
 		}
 		return false
 	}
@@ -168,9 +142,16 @@ func (r *run) addText(at int, name, text string) {
 	}
 }
 
+// displayOutput returns a display, or an execute_result, as files have it.
+func (c *content) displayOutput(msgType string) *object {
+	out := newObject(map[string]any{"output_type": msgType, "data": bundle(c.Data), "metadata": objectOr(c.Metadata)})
+	if msgType == "execute_result" {
+		out.set("execution_count", orNil(c.ExecutionCount))
+	}
+	return out
+}
+
 func (r *run) display(ctx context.Context, at int, c *content, out *object) error {
-	out.set("data", bundle(c.Data))
-	out.set("metadata", objectOr(c.Metadata))
 	if _, err := r.update(ctx, c); err != nil {
 		return err
 	}
@@ -242,6 +223,14 @@ func (r *run) partOf(at place) (p *part, index int) {
 }
 
 func (r *run) addError(at int, c *content) {
+	out := &output{other: c.errorOutput()}
+	if r.fits(at, min(out.size(), errorBytes/2), true) {
+		r.put(at, out)
+	}
+}
+
+// errorOutput returns an error as files have it, without a traceback that is too long.
+func (c *content) errorOutput() *object {
 	size := len(c.Ename) + len(c.Evalue)
 	for _, line := range c.Traceback {
 		size += len(line)
@@ -250,95 +239,6 @@ func (r *run) addError(at int, c *content) {
 	if traceback == nil || size > errorBytes/2 {
 		traceback = []string{}
 	}
-	if r.fits(at, int64(min(size, errorBytes/2)), true) {
-		r.put(at, &output{other: newObject(map[string]any{"output_type": "error", "ename": c.Ename,
-			"evalue": c.Evalue, "traceback": traceback})})
-	}
-}
-
-// noteWidget keeps the state of widgets, which front ends need to show them.
-func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) error {
-	var data struct {
-		State       map[string]json.RawMessage `json:"state"`
-		BufferPaths []json.RawMessage          `json:"buffer_paths"`
-	}
-	if json.Unmarshal(c.Data, &data) != nil || data.State == nil || c.CommID == "" {
-		return nil
-	}
-	var more []widgetBuffer
-	for i, path := range data.BufferPaths[:min(len(data.BufferPaths), len(buffers))] {
-		more = append(more, widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", path})
-	}
-	w := r.state.Widgets[c.CommID]
-	size := int64(0) // that the change adds: a progress bar changes for hours and stays small
-	switch {
-	case w == nil && len(r.state.Widgets) >= maxNamed:
-		return nil
-	case w == nil:
-		w = &widget{model: &model{State: map[string]json.RawMessage{}}}
-		size = int64(outputCost + len(c.CommID))
-	case w.model == nil:
-		raw, err := r.Pieces.Get(ctx, w.Piece)
-		if err != nil {
-			return err
-		}
-		if w.model = parseModel(raw); w.model == nil {
-			return fmt.Errorf("notebook: piece %s is not the state of a widget", w.Piece)
-		}
-	}
-	for name, value := range data.State {
-		if old, there := w.model.State[name]; there {
-			size -= int64(len(name) + len(old))
-		}
-		size += int64(len(name) + len(value))
-	}
-	for _, b := range more {
-		if at := w.model.buffer(b.Path); at >= 0 {
-			size -= w.model.Buffers[at].size()
-		}
-		size += b.size()
-	}
-	if size > 0 && r.size+size > r.limit {
-		return nil
-	}
-	r.size += size
-	w.Size += size
-	w.Piece = ""
-	r.state.Widgets[c.CommID] = w
-	maps.Copy(w.model.State, data.State)
-	for _, b := range more {
-		if at := w.model.buffer(b.Path); at >= 0 {
-			w.model.Buffers[at] = b
-		} else {
-			w.model.Buffers = append(w.model.Buffers, b)
-		}
-	}
-	return nil
-}
-
-// parseModel reads the piece of a widget. It returns nil if that is none.
-func parseModel(raw []byte) *model {
-	m := &model{}
-	if json.Unmarshal(raw, m) != nil || m.State == nil {
-		return nil
-	}
-	return m
-}
-
-// shown returns the model as nbclient stores it in a notebook.
-func (m *model) shown() any {
-	shown := map[string]any{"model_name": m.State["_model_name"], "model_module": orNil(m.State["_model_module"]),
-		"model_module_version": orNil(m.State["_model_module_version"]), "state": m.State}
-	if len(m.Buffers) > 0 {
-		shown["buffers"] = m.Buffers
-	}
-	return shown
-}
-
-// size returns what the buffer counts as, in bytes.
-func (b widgetBuffer) size() int64 { return int64(len(b.Data) + len(b.Path)) }
-
-// buffer returns the index of the buffer of a path, or -1.
-func (m *model) buffer(path json.RawMessage) int {
-	return slices.IndexFunc(m.Buffers, func(b widgetBuffer) bool { return string(b.Path) == string(path) })
+	return newObject(map[string]any{"output_type": "error", "ename": c.Ename, "evalue": c.Evalue,
+		"traceback": traceback})
 }

@@ -250,7 +250,7 @@ func (r *run) store(ctx context.Context) (err error) {
 		if w.Piece != "" {
 			continue
 		}
-		if w.Piece, err = r.Pieces.Put(ctx, encode(w.model)); err != nil {
+		if w.Piece, err = r.Pieces.Put(ctx, w.model.stored()); err != nil {
 			return err
 		}
 		if w.Size >= partSize {

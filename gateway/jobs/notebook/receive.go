@@ -92,7 +92,9 @@ func (r *run) handle(ctx context.Context, m *jupyter.Message) error {
 		if json.Unmarshal(m.Content, &c) != nil {
 			c.Status = "error"
 		}
-		r.doc.cells[r.state.Cell].time("shell.execute_reply", m)
+		cell := r.doc.cells[r.state.Cell]
+		cell.time("shell.execute_reply", m)
+		cell.setCount(integer(c.ExecutionCount))
 		r.state.Replied = true
 		r.state.Reply = &Reply{Status: short(c.Status, maxNameSize), Ename: short(c.Ename, maxNameSize),
 			Evalue: short(c.Evalue, maxSentence)}

@@ -50,6 +50,8 @@ type State struct {
 	Cells    map[int][]*part    `json:"cells,omitempty"`    // by index; none for cells that have not run
 	Widgets  map[string]*widget `json:"widgets,omitempty"`  // by comm
 	Displays map[string][]place `json:"displays,omitempty"`
+	// Takers are the Output widgets that take the outputs of a request, by its msg_id. The last one has them.
+	Takers map[string][]string `json:"takers,omitempty"`
 
 	Result *Result `json:"result,omitempty"` // the run has ended
 	Mark   *mark   `json:"mark,omitempty"`   // the notebook shows where it failed
@@ -180,6 +182,9 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	if r.state.Widgets == nil {
 		r.state.Widgets = map[string]*widget{}
 	}
+	if r.state.Takers == nil {
+		r.state.Takers = map[string][]string{}
+	}
 	if r.state.Cursor == "" {
 		if res, err := r.first(ctx); res != nil || err != nil {
 			return r.ended(ctx, res, err)
@@ -293,7 +298,11 @@ func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
 		return nil, err
 	}
 	if !r.state.Replied && !r.state.Idled {
-		if err := r.Conn.Send(ctx, r.request(c)); err != nil {
+		err := r.tell(ctx)
+		if err == nil {
+			err = r.Conn.Send(ctx, r.request(c))
+		}
+		if err != nil {
 			return r.cellGone(ctx, c, err)
 		}
 	}
@@ -376,7 +385,7 @@ func (r *run) ended(ctx context.Context, res *Result, err error) (Result, error)
 	if res.Status == Completed {
 		res.Cell = 0
 	}
-	r.state.Result, r.state.Displays = res, nil // no message follows
+	r.state.Result, r.state.Displays, r.state.Takers = res, nil, nil // no message follows
 	return *res, r.save(ctx)
 }
 

@@ -21,6 +21,7 @@ type script struct {
 	log         []jupyter.Message              // everything that the kernel has sent, in order
 	next        int                            // in log
 	seen        []string                       // msg_ids of requests that ran
+	told        []jupyter.Message              // messages of comms from the run
 	interrupts  int
 	onInterrupt func(k *kernelCell)
 	last        *kernelCell
@@ -63,6 +64,10 @@ func (s *script) Send(_ context.Context, m jupyter.Message) error {
 		return nil
 	}
 	s.seen = append(s.seen, own.MsgID)
+	if own.MsgType == "comm_msg" {
+		s.told = append(s.told, m)
+		return nil
+	}
 	k := &kernelCell{s: s, parent: m.Header, count: len(s.seen) - 1}
 	s.last = k
 	if own.MsgType == "kernel_info_request" {

@@ -1,0 +1,316 @@
+package notebook
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+)
+
+// widget is a widget's comm.
+type widget struct {
+	Piece string `json:"piece"` // name of the piece with its model; "" while the model has changes that are not stored
+	Size  int64  `json:"size"`
+
+	// Of an Output widget.
+	Output bool   `json:"output,omitempty"`
+	MsgID  string `json:"msg_id,omitempty"` // of the request whose outputs it takes; "" if it takes none
+	Clear  bool   `json:"clear,omitempty"`  // a clear_output waits for the next output
+	Full   bool   `json:"full,omitempty"`   // it has too much output
+	// News is behind the index of the cell that has changed its outputs, until the kernel is told. 0: there are no news.
+	News int `json:"news,omitempty"`
+
+	model *model // nil: it is not in memory
+}
+
+// model is the state of a widget's comm.
+type model struct {
+	State   map[string]json.RawMessage `json:"state"`
+	Buffers []widgetBuffer             `json:"buffers,omitempty"`
+	// Outputs of an Output widget that has taken some. State has no outputs then.
+	Outputs json.RawMessage `json:"outputs,omitempty"`
+
+	taken []*output // Outputs while the model is in memory; nil: it has taken none
+}
+
+type widgetBuffer struct {
+	Data     string          `json:"data"`
+	Encoding string          `json:"encoding"`
+	Path     json.RawMessage `json:"path"`
+}
+
+// The members of an Output widget's state that a run reads and writes.
+const (
+	memberOutputs = "outputs"
+	memberMsgID   = "msg_id"
+)
+
+// noteWidget keeps the state of widgets, which front ends need to show them.
+func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) error {
+	var data struct {
+		State       map[string]json.RawMessage `json:"state"`
+		BufferPaths []json.RawMessage          `json:"buffer_paths"`
+	}
+	if json.Unmarshal(c.Data, &data) != nil || data.State == nil || c.CommID == "" {
+		return nil
+	}
+	var more []widgetBuffer
+	for i, path := range data.BufferPaths[:min(len(data.BufferPaths), len(buffers))] {
+		more = append(more, widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", path})
+	}
+	w := r.state.Widgets[c.CommID]
+	size := int64(0) // that the change adds: a progress bar changes for hours and stays small
+	switch {
+	case w == nil && len(r.state.Widgets) >= maxNamed:
+		return nil
+	case w == nil:
+		w = &widget{model: &model{State: map[string]json.RawMessage{}}, Output: isOutput(data.State)}
+		size = int64(outputCost + len(c.CommID))
+	default:
+		if err := r.load(ctx, w); err != nil {
+			return err
+		}
+		r.aim(c.CommID, w, data.State)
+	}
+	for name, value := range data.State {
+		if old, there := w.model.State[name]; there {
+			size -= int64(len(name) + len(old))
+		}
+		size += int64(len(name) + len(value))
+	}
+	for _, b := range more {
+		if at := w.model.buffer(b.Path); at >= 0 {
+			size -= w.model.Buffers[at].size()
+		}
+		size += b.size()
+	}
+	_, replaced := data.State[memberOutputs]
+	if replaced {
+		size -= sizeOf(w.model.taken)
+	}
+	if size > 0 && r.size+size > r.limit {
+		return nil
+	}
+	r.grow(w, size)
+	r.state.Widgets[c.CommID] = w
+	maps.Copy(w.model.State, data.State)
+	if replaced { // by the kernel, which knows them
+		w.model.taken, w.Clear, w.Full, w.News = nil, false, false, 0
+	}
+	for _, b := range more {
+		if at := w.model.buffer(b.Path); at >= 0 {
+			w.model.Buffers[at] = b
+		} else {
+			w.model.Buffers = append(w.model.Buffers, b)
+		}
+	}
+	return nil
+}
+
+// load reads a widget's model into memory.
+func (r *run) load(ctx context.Context, w *widget) error {
+	if w.model != nil {
+		return nil
+	}
+	raw, err := r.Pieces.Get(ctx, w.Piece)
+	if err != nil {
+		return err
+	}
+	if w.model = parseModel(raw); w.model == nil {
+		return fmt.Errorf("notebook: piece %s is not the state of a widget", w.Piece)
+	}
+	return nil
+}
+
+// grow counts a change of a widget's model, which is to be stored.
+func (r *run) grow(w *widget, size int64) {
+	r.size += size
+	w.Size += size
+	w.Piece = ""
+}
+
+// isOutput reports whether the state is that of an Output widget.
+func isOutput(state map[string]json.RawMessage) bool {
+	return string(state["_model_name"]) == `"OutputModel"` && string(state["_model_module"]) == `"@jupyter-widgets/output"`
+}
+
+// aim notes from which request an Output widget takes the outputs. They are its own while its msg_id is the request's.
+func (r *run) aim(id string, w *widget, state map[string]json.RawMessage) {
+	var msgID string
+	if raw, has := state[memberMsgID]; !w.Output || !has || json.Unmarshal(raw, &msgID) != nil || msgID == w.MsgID {
+		return
+	}
+	takers := slices.DeleteFunc(r.state.Takers[w.MsgID], func(other string) bool { return other == id })
+	if r.state.Takers[w.MsgID] = takers; len(takers) == 0 {
+		delete(r.state.Takers, w.MsgID)
+	}
+	if _, own := r.cellOf(msgID); !own {
+		msgID = ""
+	} else {
+		r.state.Takers[msgID] = append(r.state.Takers[msgID], id)
+	}
+	w.MsgID = msgID
+}
+
+// taker returns the Output widget that takes the outputs of a cell: the last one that has begun to. nil: none does.
+func (r *run) taker(at int) *widget {
+	takers := r.state.Takers[r.msgID(at)]
+	if len(takers) == 0 {
+		return nil
+	}
+	return r.state.Widgets[takers[len(takers)-1]]
+}
+
+// take applies an output or a clear_output to the Output widget that takes it. An update of a display does not reach
+// what widgets show, as in front ends.
+func (r *run) take(ctx context.Context, w *widget, msgType string, c *content) error {
+	if err := r.load(ctx, w); err != nil {
+		return err
+	}
+	if w.model.taken == nil {
+		old := w.model.State[memberOutputs]
+		w.model.taken = append([]*output{}, parseOutputs(old)...)
+		delete(w.model.State, memberOutputs)
+		r.grow(w, sizeOf(w.model.taken)-int64(len(memberOutputs)+len(old)))
+	}
+	if msgType == "clear_output" {
+		if w.Clear = c.Wait; !c.Wait {
+			r.empty(w)
+		}
+		return nil
+	}
+	if w.Clear {
+		r.empty(w)
+	}
+	out, limit := &output{stream: c.Name, text: []byte(c.Text)}, r.limit
+	switch msgType {
+	case "error":
+		out, limit = &output{other: c.errorOutput()}, r.limit+errorBytes
+	case "display_data", "execute_result":
+		if _, err := r.update(ctx, c); err != nil {
+			return err
+		}
+		out = &output{other: c.displayOutput(msgType)}
+		out.other.set("data", objectOr(c.Data)) // the texts are no lists of lines here
+	}
+	if over := r.size+out.size() > limit; over && w.Full || w.Full && msgType != "error" {
+		return nil
+	} else if over {
+		w.Full = true
+		out = r.overLimit("widget")
+	}
+	last := int64(0)
+	if n := len(w.model.taken); n > 0 {
+		last = w.model.taken[n-1].size()
+	}
+	n := len(w.model.taken)
+	if w.model.taken = appendOutput(w.model.taken, out); len(w.model.taken) > n {
+		last = 0
+	}
+	r.grow(w, w.model.taken[len(w.model.taken)-1].size()-last)
+	w.News = r.state.Cell + 1
+	return nil
+}
+
+// empty clears the outputs of an Output widget.
+func (r *run) empty(w *widget) {
+	r.grow(w, -sizeOf(w.model.taken))
+	w.model.taken, w.Clear, w.Full, w.News = []*output{}, false, false, r.state.Cell+1
+}
+
+func sizeOf(list []*output) (size int64) {
+	for _, out := range list {
+		size += out.size()
+	}
+	return size
+}
+
+// overLimit is the line that says that output is left out.
+func (r *run) overLimit(of string) *output {
+	return &output{stream: "stderr", text: fmt.Appendf(nil, notice.Prefix+"The output of this notebook is larger than "+
+		"%d MiB. Further output of this %s is left out.\n", r.limit>>20, of)}
+}
+
+// maxNews bounds the outputs of a widget that the kernel is told of.
+const maxNews = 1 << 20
+
+// tell sends the kernel the outputs that its Output widgets have taken in earlier cells, as front ends do. Then the
+// next cell can read them. Each message has the same msg_id whichever gateway sends it.
+func (r *run) tell(ctx context.Context) error {
+	for _, id := range slices.Sorted(maps.Keys(r.state.Widgets)) {
+		w := r.state.Widgets[id]
+		if w.News == 0 || w.News > r.state.Cell {
+			continue
+		}
+		if err := r.load(ctx, w); err != nil {
+			return err
+		}
+		if w.News = 0; w.model.taken == nil || sizeOf(w.model.taken) > maxNews {
+			continue
+		}
+		m := r.message("comm_msg", r.msgID(r.state.Cell)+"-"+id, map[string]any{"comm_id": id, "data": map[string]any{
+			"method": "update", "state": map[string]any{memberOutputs: live(w.model.taken)}, "buffer_paths": []any{}}})
+		if err := r.Conn.Send(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// live returns outputs in the form of an Output widget's state, whose texts are no lists of lines.
+func live(list []*output) json.RawMessage {
+	all := make([]any, len(list))
+	for i, out := range list {
+		if all[i] = out.other; out.other == nil {
+			all[i] = map[string]any{"output_type": "stream", "name": out.stream, "text": string(out.text)}
+		}
+	}
+	return encode(all)
+}
+
+// stored returns the model as a piece.
+func (m *model) stored() json.RawMessage {
+	if m.Outputs = nil; m.taken != nil {
+		m.Outputs = live(m.taken)
+	}
+	return encode(m)
+}
+
+// parseModel reads the piece of a widget. It returns nil if that is none.
+func parseModel(raw []byte) *model {
+	m := &model{}
+	if json.Unmarshal(raw, m) != nil || m.State == nil {
+		return nil
+	}
+	if m.Outputs != nil {
+		m.taken = append([]*output{}, parseOutputs(m.Outputs)...)
+	}
+	return m
+}
+
+// shown returns the model as nbclient stores it in a notebook.
+func (m *model) shown() any {
+	state := m.State
+	if m.taken != nil {
+		state = maps.Clone(m.State)
+		state[memberOutputs] = live(m.taken)
+	}
+	shown := map[string]any{"model_name": state["_model_name"], "model_module": orNil(state["_model_module"]),
+		"model_module_version": orNil(state["_model_module_version"]), "state": state}
+	if len(m.Buffers) > 0 {
+		shown["buffers"] = m.Buffers
+	}
+	return shown
+}
+
+// size returns what the buffer counts as, in bytes.
+func (b widgetBuffer) size() int64 { return int64(len(b.Data) + len(b.Path)) }
+
+// buffer returns the index of the buffer of a path, or -1.
+func (m *model) buffer(path json.RawMessage) int {
+	return slices.IndexFunc(m.Buffers, func(b widgetBuffer) bool { return string(b.Path) == string(path) })
+}
