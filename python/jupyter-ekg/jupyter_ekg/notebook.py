@@ -7,15 +7,15 @@ import json
 import os
 import re
 import tempfile
-from typing import Any
+from typing import Any, Callable
+
+import nbformat
+from nbformat.v4.rwbase import rejoin_lines, split_lines
 
 from .outputs import Execution
 
-# The types besides text/* that nbformat stores as a list of lines.
-_LINES = ("application/javascript", "image/svg+xml")
-
-# Bound on the comparisons of two texts that consist of equal lines.
-_MAX_TRIES = 1000
+# The type of an output that shows a widget.
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class NotebookError(Exception):
@@ -55,22 +55,30 @@ class Notebook:
                 alike.append((place, cell))
         return alike[0] if len(alike) == 1 else None
 
-    def restore(self, cell: dict[str, Any], execution: Execution) -> bool:
-        """Writes an execution's outputs and count into a cell. Returns False if the cell has them already.
-
-        If the log has dropped the execution's beginning, the cell's outputs are kept and continued.
-        """
-        before = [_split(_flat(output)) for output in cell.get("outputs") or []]
-        after = execution.outputs
-        if execution.beginning_lost:
-            after = _continue([_flat(output) for output in cell.get("outputs") or []], after)
-        after = [_split(output) for output in after]
+    def restore(self, cell: dict[str, Any], execution: Execution, widgets: dict[str, Any]) -> bool:
+        """Writes an execution's outputs and count into a cell, and the widgets that these show. Returns False if the file
+        has them already."""
+        before, after = _with(rejoin_lines, cell.get("outputs") or []), execution.outputs
         count = execution.count if execution.count is not None else cell.get("execution_count")
-        if before == after and cell.get("execution_count") == count:
+        shows = any(_WIDGET in output.get("data", {}) for output in after)
+        added = self._add(widgets if shows else {})
+        if before == after and cell.get("execution_count") == count and not added:
             return False
-        cell["outputs"] = after
+        cell["outputs"] = _with(split_lines, after)
         cell["execution_count"] = count
         self._changed = True
+        return True
+
+    def _add(self, widgets: dict[str, Any]) -> bool:
+        """Adds states of widgets to those in the metadata. Returns whether any was not there."""
+        if not widgets:
+            return False
+        metadata = self._json.setdefault("metadata", {}).setdefault("widgets", {})
+        default = {"version_major": 2, "version_minor": 0}
+        states = metadata.setdefault("application/vnd.jupyter.widget-state+json", default).setdefault("state", {})
+        if all(states.get(name) == widget for name, widget in widgets.items()):
+            return False
+        states.update(widgets)
         return True
 
     @staticmethod
@@ -102,66 +110,9 @@ class Notebook:
         ]
 
 
-def _continue(before: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Joins saved outputs with the end of the same outputs from a log. Overlapping text is merged. Otherwise both are
-    kept, with the text about dropped messages between them."""
-    streams = [
-        i
-        for i, output in enumerate(kept)
-        if output["output_type"] == "stream" and not output["text"].startswith("[ekg] ")
-    ]
-    if before[-len(kept) :] == kept:
-        return before  # joined already
-    if not streams or not before:
-        return before + kept
-    start = kept[streams[0]]
-    for i, output in enumerate(before):
-        if output.get("output_type") == "stream" and output.get("name") == start["name"]:
-            at = _overlap(output["text"], start["text"])
-            if at is not None:
-                joined = {**start, "text": output["text"][:at] + start["text"]}
-                return before[:i] + [joined] + kept[streams[0] + 1 :]
-    return before + kept
-
-
-def _overlap(saved: str, kept: str) -> int | None:
-    """Returns the position in the saved text at which the kept text begins, at the start of a line, or None."""
-    line = kept[: kept.find("\n") + 1]
-    at = saved.find(line) if line else -1
-    for _ in range(_MAX_TRIES):
-        if at < 0:
-            return None
-        rest = saved[at:]
-        if (at == 0 or saved[at - 1] == "\n") and (kept.startswith(rest) or rest.startswith(kept)):
-            return at
-        at = saved.find(line, at + 1)
-    return None
-
-
-def _flat(output: dict[str, Any]) -> dict[str, Any]:
-    """Returns an output with joined texts."""
-    flat = dict(output)
-    if "text" in flat:
-        flat["text"] = _joined(flat["text"])
-    if isinstance(flat.get("data"), dict):
-        flat["data"] = {k: _joined(v) if _is_lines(k) else v for k, v in flat["data"].items()}
-    return flat
-
-
-def _split(output: dict[str, Any]) -> dict[str, Any]:
-    """Returns an output with its texts as lists of lines, as in a file."""
-    split = dict(output)
-    if isinstance(split.get("text"), str):
-        split["text"] = split["text"].splitlines(True)
-    if isinstance(split.get("data"), dict):
-        split["data"] = {
-            k: v.splitlines(True) if isinstance(v, str) and _is_lines(k) else v for k, v in split["data"].items()
-        }
-    return split
-
-
-def _is_lines(mime: str) -> bool:
-    return mime.startswith("text/") or mime in _LINES
+def _with(lines: Callable[[Any], Any], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns outputs with their texts as nbformat's function makes them of a notebook's."""
+    return lines(nbformat.from_dict({"cells": [{"cell_type": "code", "outputs": outputs}]})).cells[0].outputs
 
 
 def _joined(text: Any) -> Any:

@@ -1,32 +1,154 @@
-"""The outputs of a notebook's cells, computed from the messages in a kernel's log as a front end does."""
+"""The outputs of a notebook's cells, computed from the messages in a kernel's log as a front end does.
+
+nbclient reads the messages, also those of Output widgets, as if it had run the notebook.
+"""
 
 from __future__ import annotations
 
+import base64
 from collections import deque
 from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionComplete
+from nbclient.output_widget import OutputWidget
 
 # The text that replaces messages that the log has dropped.
 _LOST = "[ekg] {} messages of output are missing here\n"
 
+LOST_BEGINNING = ", its beginning among them"
+
 _MAX_SEEN = 20_000
 
-_OUTPUTS = ("stream", "display_data", "execute_result", "error")
+# The members that an output has from its message. The value takes the place of one that has another type.
+_OUTPUTS: dict[str, dict[str, Any]] = {
+    "stream": {"name": "stdout", "text": ""},
+    "error": {"ename": "", "evalue": "", "traceback": []},
+    "display_data": {"data": {}, "metadata": {}},
+    "execute_result": {"data": {}, "metadata": {}, "execution_count": None},
+}
+
+# What nbclient raises for a message that is not as the protocol says. No front end shows such a message.
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+class _Widget(OutputWidget):
+    """An Output widget, without a kernel to which its outputs are sent."""
+
+    msg_id = ""  # of the request whose outputs it takes
+
+    def output(self, outs: Any, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
+        """Takes an output in the place of the cell."""
+        if self.clear_before_next_output:
+            self.outputs = []
+            self.clear_before_next_output = False
+        _append(self.outputs, msg, display_id)
+        self.executor.widget_state[self.comm_id]["outputs"] = self.outputs
+
+    def sync_state(self) -> None:
+        """Does nothing: the kernel is another page's."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Begins or ends to take outputs. The kernel's code may set the outputs, too."""
+        if "outputs" in state:
+            outputs = [output for output in state["outputs"] if isinstance(output, dict)]
+            self.outputs = self.executor.widget_state[self.comm_id]["outputs"] = outputs
+        if "msg_id" in state:
+            if self in self.executor.output_hook_stack[self.msg_id]:
+                self.executor.output_hook_stack[self.msg_id].remove(self)
+            self.msg_id = str(state["msg_id"] or "")
+            if self.msg_id:
+                self.executor.register_output_hook(self.msg_id, self)
+
+
+class _Reader(NotebookClient):
+    """nbclient's reading of messages, without a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(nbformat.v4.new_notebook(), record_timing=False)
+        self.widget_registry = {"@jupyter-widgets/output": {"OutputModel": _Widget}}
+        self.clear_before_next_output = False
+        self.displays: dict[str, dict[str, Any]] = {}  # the newest content of each display, by display_id
+
+    def _update_display_id(self, display_id: str, msg: dict[str, Any]) -> None:
+        self.displays[display_id] = _members(msg["content"], "display_data")
+
+    def on_comm_open_jupyter_widget(self, msg: dict[str, Any]) -> Any:
+        """Makes a widget, which may take outputs at once."""
+        widget = super().on_comm_open_jupyter_widget(msg)
+        if widget is not None:
+            widget.set_state(widget.state)
+        return widget
+
+    def output(self, outs: list, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
+        """Takes an output, which an Output widget may want. nbclient's own validates each: that takes too long."""
+        if msg["msg_type"] not in _OUTPUTS:
+            return
+        if hooks := self.output_hook_stack.get(msg["parent_header"]["msg_id"]):
+            hooks[-1].output(outs, msg, display_id, cell_index)
+            return
+        if self.clear_before_next_output:
+            outs.clear()
+            self.clear_before_next_output = False
+        _append(outs, msg, display_id)
+
+    def plain(self, outputs: list[dict[str, Any]], final: bool) -> list[dict[str, Any]]:
+        """Returns outputs in nbformat's form, with joined text. Final ones are without overwritten text and ids."""
+        plain = []
+        for output in outputs:
+            display_id = output.get("transient", {}).get("display_id")
+            output = {**output, **self.displays.get(display_id, {})}
+            if final:
+                output.pop("transient", None)
+            if isinstance(output.get("text"), list):
+                text = "".join(output["text"])
+                output["text"] = overwritten(text) if final else text
+            plain.append(output)
+        return plain
+
+
+def _append(outputs: list[dict[str, Any]], msg: dict[str, Any], display_id: str | None) -> None:
+    """Appends an output. Consecutive text of one stream is kept as a list of its pieces."""
+    kind = msg["msg_type"]
+    output = {"output_type": kind, **_members(msg["content"], kind)}
+    if kind == "stream":
+        last = outputs[-1] if outputs else {}
+        if last.get("output_type") == "stream" and last.get("name") == output["name"]:
+            if not isinstance(last.get("text"), list):  # the kernel's code has set it
+                last["text"] = [str(last.get("text", ""))]
+            last["text"].append(output["text"])
+            return
+        output["text"] = [output["text"]]
+    elif display_id:
+        output["transient"] = {"display_id": display_id}
+    outputs.append(output)
+
+
+def _members(content: dict[str, Any], kind: str) -> dict[str, Any]:
+    return {
+        name: content.get(name) if default is None or isinstance(content.get(name), type(default)) else default
+        for name, default in _OUTPUTS[kind].items()
+    }
 
 
 class Execution:
     """One run of one cell."""
 
-    def __init__(self, msg_id: str, session: str, cell: str, epoch: int, number: int):
+    def __init__(self, reader: _Reader, msg_id: str, session: str, cell: str, number: int):
         self.msg_id = msg_id
         self.session = session  # of the page or program that sent the request
         self.cell = cell
-        self.epoch = epoch
         self.number = number  # of its first message
         self.code: str | None = None  # None if the log has dropped the beginning of the execution
         self.count: int | None = None
+        self.counts: list[int] = []  # of the runs of this cell and source in this kernel's session, up to this run
+        self.kernel_session = ""
         self.running = True
+        self.followed = False  # it ran when the log was read first
         self.lost = 0  # dropped messages, of this or of simultaneous executions
-        self._outputs: list[dict[str, Any]] = []
+        self._reader = reader
+        self._node = nbformat.NotebookNode(outputs=[])
         self._clear = False  # before the next output
         self._seen: deque[str] = deque(maxlen=_MAX_SEEN)  # msg_ids of its newest messages
 
@@ -38,12 +160,7 @@ class Execution:
     @property
     def outputs(self) -> list[dict[str, Any]]:
         """The outputs in nbformat's form, with joined text and without overwritten text."""
-        outputs = self._plain()
-        for output in outputs:
-            output.pop("transient", None)
-            if output["output_type"] == "stream":
-                output["text"] = overwritten(output["text"])
-        return outputs
+        return self._reader.plain(self._node.outputs, final=True)
 
     def model(self) -> dict[str, Any]:
         """Returns the execution as JSON, for a page that shows the cell.
@@ -56,10 +173,11 @@ class Execution:
             "session": self.session,
             "code": self.code,
             "count": self.count,
+            "counts": self.counts,
             "running": self.running,
             "lost": self.lost,
             "beginning_lost": self.beginning_lost,
-            "outputs": self._plain() if self.running else self.outputs,
+            "outputs": self._reader.plain(self._node.outputs, final=not self.running),
             "clear_next": self._clear,
             "seen": list(self._seen) if self.running else [],
         }
@@ -69,29 +187,42 @@ class Execution:
         if isinstance(msg_id, str):
             self._seen.append(msg_id)
 
-    def _plain(self) -> list[dict[str, Any]]:
-        return [
-            {**output, "text": "".join(output["text"])} if output["output_type"] == "stream" else dict(output)
-            for output in self._outputs
-        ]
+    def forget(self) -> None:
+        """Removes the outputs."""
+        self._node.outputs.clear()
 
-    def add(self, output: dict[str, Any]) -> None:
-        """Appends an output. Consecutive text of one stream is joined."""
-        if self._clear:
-            self.clear()
-        last = self._outputs[-1] if self._outputs else None
-        if output["output_type"] == "stream":
-            if last is not None and last["output_type"] == "stream" and last["name"] == output["name"]:
-                last["text"].append(output["text"])
-                return
-            output = {**output, "text": [output["text"]]}
-        self._outputs.append(output)
+    def missing(self, lost: int) -> None:
+        """Says in the outputs that messages are lost."""
+        self.lost += lost
+        self.read({"msg_type": "stream", "content": {"name": "stderr", "text": _LOST.format(lost)}})
 
-    def clear(self, wait: bool = False) -> None:
-        """Removes the outputs, now or before the next one."""
-        self._clear = wait
-        if not wait:
-            self._outputs.clear()
+    def read(self, msg: dict[str, Any]) -> None:
+        """Applies a message on iopub whose parent is the cell's request."""
+        msg = {"parent_header": {"msg_id": self.msg_id}, **msg}
+        self._reader.clear_before_next_output = self._clear
+        try:
+            self._reader.process_message(msg, self._node, 0)
+        except CellExecutionComplete:
+            self.running = False
+        except _MALFORMED:
+            pass
+        self._clear = self._reader.clear_before_next_output
+
+    def reason_to_keep(self, source: str, count: int | None, empty: bool) -> str:
+        """Returns why a cell of a notebook keeps its own outputs, or "" if this execution can replace them.
+
+        It can if it is the cell's run, or a later one in the kernel's same session, and the log has it without a gap.
+        A run that goes on is later than a file's. A cell without a number was saved while it ran, or was cleared.
+        """
+        if self.code is not None and source != self.code:
+            return "its source was changed since it ran"
+        if empty and count is None:
+            return ""
+        if self.lost or self.beginning_lost:
+            return f"{self.lost} of its messages are lost{LOST_BEGINNING * self.beginning_lost}"
+        if count is not None and count not in self.counts and not (self.running or self.followed):
+            return f"the log has no run [{count}] of it, but only [{self.count or ' '}]"
+        return ""
 
 
 class Log:
@@ -101,9 +232,27 @@ class Log:
         self.number = 0  # of the last line
         self.lost = 0
         self.cells: dict[str, Execution] = {}
+        self._lost_at = 0  # number of the last line that says so
         self._executions: dict[str, Execution] = {}  # by msg_id: the newest of each cell
-        self._displays: dict[str, list[dict[str, Any]]] = {}  # by display_id
+        self._reader = _Reader()
+        self._nowhere = Execution(self._reader, "", "", "", 0)  # of messages that belong to no cell
         self._epoch = 0
+
+    @property
+    def widgets(self) -> dict[str, Any]:
+        """The states of the widgets by their ids, as a notebook's metadata has them. Each has its text joined."""
+        self._reader.set_widgets_metadata()
+        metadata = self._reader.nb.metadata.get("widgets", {})
+        states = metadata.get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
+        for comm_id, widget in self._reader.comm_objects.items():
+            if comm_id in states:
+                outputs = self._reader.plain(widget.outputs, final=True)
+                states[comm_id]["state"] = {**states[comm_id]["state"], "outputs": outputs}
+        return states
+
+    def is_whole(self, execution: Execution) -> bool:
+        """Reports whether the log has all messages since an execution began, also those of other executions."""
+        return not execution.beginning_lost and execution.number > self._lost_at
 
     def feed(self, line: dict[str, Any]) -> None:
         """Reads one line."""
@@ -114,100 +263,56 @@ class Log:
         lost = _integer(line.get("lost"))
         if lost:
             self.lost += lost
+            self._lost_at = number
             for execution in self._executions.values():
                 if execution.running:
-                    self._missing(execution, lost)
+                    execution.missing(lost)
             return
         epoch = _integer(line.get("epoch"))
         if epoch > self._epoch:
             self._epoch = epoch
             for execution in self._executions.values():
                 execution.running = False  # it ended with the kernel's process
-        parent = _object(line.get("parent_header"))
-        header, content = _object(line.get("header")), _object(line.get("content"))
-        cell, msg_id = line.get("cell"), parent.get("msg_id")
-        msg_type = header.get("msg_type")
-        if msg_type == "update_display_data":
-            self._update(content)
-            if isinstance(msg_id, str) and msg_id in self._executions:
-                self._executions[msg_id].saw(header.get("msg_id"))
-            return
-        if not isinstance(cell, str) or not isinstance(msg_id, str):
-            return
-        # The gateway's own messages start no execution: they may belong to requests that never ran.
-        own = header.get("username") == "ekg"
-        execution = self._executions.get(msg_id) or (None if own else self._begin(cell, parent, msg_type, epoch))
+        parent, header = _object(line.get("parent_header")), _object(line.get("header"))
+        msg = {
+            "msg_type": header.get("msg_type"),
+            "parent_header": parent,
+            "content": _object(line.get("content")),
+            "buffers": [base64.b64decode(buffer) for buffer in line.get("buffers") or ()],
+        }
+        execution = self._execution(line, msg, header)
         if execution is not None:
             execution.saw(header.get("msg_id"))
-            self._apply(execution, msg_type, content)
+            if msg["msg_type"] in ("execute_input", "execute_reply"):  # a result may name another cell's number
+                execution.count = _integer(msg["content"].get("execution_count")) or execution.count
+        if line.get("channel") == "iopub":
+            (execution or self._nowhere).read(msg)
+            self._nowhere.forget()
 
-    def _begin(self, cell: str, parent: dict[str, Any], msg_type: Any, epoch: int) -> Execution | None:
-        # A request that was aborted has no input and no output: an earlier request failed.
-        if msg_type != "execute_input" and not (msg_type in _OUTPUTS or msg_type == "clear_output"):
+    def _execution(self, line: dict[str, Any], msg: dict[str, Any], header: dict[str, Any]) -> Execution | None:
+        """Returns the execution that a message belongs to. A message may begin it."""
+        cell, parent, kind = line.get("cell"), msg["parent_header"], msg["msg_type"]
+        msg_id = parent.get("msg_id")
+        if not isinstance(msg_id, str):
             return None
-        msg_id = parent["msg_id"]
-        execution = Execution(msg_id, str(parent.get("session", "")), cell, epoch, self.number)
+        # A request that was aborted has no input and no output: an earlier request failed. The gateway's own messages
+        # start no execution: they may belong to requests that never ran.
+        begins = kind in ("execute_input", "clear_output", *_OUTPUTS) and header.get("username") != "ekg"
+        if msg_id in self._executions or not begins or not isinstance(cell, str):
+            return self._executions.get(msg_id)
+        execution = Execution(self._reader, msg_id, str(parent.get("session", "")), cell, self.number)
         before = self.cells.get(cell)
+        if kind == "execute_input":
+            execution.code, execution.kernel_session = str(msg["content"].get("code", "")), str(header.get("session"))
+            if before and (before.code, before.kernel_session) == (execution.code, execution.kernel_session):
+                execution.counts = before.counts
+            execution.counts.append(_integer(msg["content"].get("execution_count")))
+        elif self.lost:
+            execution.missing(self.lost)
         if before is not None:
             self._executions.pop(before.msg_id, None)
-        self.cells[cell] = execution
-        self._executions[msg_id] = execution
-        if msg_type != "execute_input" and self.lost:
-            self._missing(execution, self.lost)
+        self.cells[cell] = self._executions[msg_id] = execution
         return execution
-
-    @staticmethod
-    def _missing(execution: Execution, lost: int) -> None:
-        execution.lost += lost
-        execution.add({"output_type": "stream", "name": "stderr", "text": _LOST.format(lost)})
-
-    def _apply(self, execution: Execution, msg_type: Any, content: dict[str, Any]) -> None:
-        if msg_type == "execute_input":
-            execution.code = str(content.get("code", ""))
-            execution.count = content.get("execution_count")
-        elif msg_type == "stream":
-            execution.add(
-                {"output_type": "stream", "name": content.get("name", "stdout"), "text": str(content.get("text", ""))}
-            )
-        elif msg_type == "error":
-            execution.add(
-                {
-                    "output_type": "error",
-                    "ename": str(content.get("ename", "")),
-                    "evalue": str(content.get("evalue", "")),
-                    "traceback": list(content.get("traceback") or []),
-                }
-            )
-        elif msg_type in ("display_data", "execute_result"):
-            self._display(execution, msg_type, content)
-        elif msg_type == "clear_output":
-            execution.clear(bool(content.get("wait")))
-        elif msg_type == "execute_reply":
-            if execution.count is None:
-                execution.count = content.get("execution_count")
-        elif msg_type == "status" and content.get("execution_state") == "idle":
-            execution.running = False
-
-    def _display(self, execution: Execution, msg_type: str, content: dict[str, Any]) -> None:
-        output = {
-            "output_type": msg_type,
-            "data": _object(content.get("data")),
-            "metadata": _object(content.get("metadata")),
-        }
-        if msg_type == "execute_result":
-            output["execution_count"] = content.get("execution_count")
-        display_id = _object(content.get("transient")).get("display_id")
-        if isinstance(display_id, str):
-            output["transient"] = {"display_id": display_id}
-        execution.add(output)
-        if isinstance(display_id, str):
-            self._displays.setdefault(display_id, []).append(output)
-
-    def _update(self, content: dict[str, Any]) -> None:
-        display_id = _object(content.get("transient")).get("display_id")
-        for output in self._displays.get(display_id, []) if isinstance(display_id, str) else []:
-            output["data"] = _object(content.get("data"))
-            output["metadata"] = _object(content.get("metadata"))
 
 
 def overwritten(text: str) -> str:

@@ -15,7 +15,7 @@ from jupyter_server.serverapp import list_running_servers
 
 from . import gateway
 from .notebook import Notebook, NotebookError
-from .outputs import Execution, Log
+from .outputs import LOST_BEGINNING, Log
 
 _SAVE_TRIES = 10
 
@@ -127,7 +127,7 @@ async def restore(
     if follow:
         await _follow(source, kernel_id, log, notebook, say)
     for _ in range(_SAVE_TRIES):
-        report = _apply(notebook, log)
+        report = apply(notebook, log)
         if notebook.save():
             break
         notebook = Notebook(path)  # another program saved it meanwhile
@@ -244,6 +244,8 @@ async def _follow(source: Source, kernel_id: str, log: Log, notebook: Notebook, 
         running = [execution for execution in log.cells.values() if execution.running and notebook.find(execution)]
         if not running:
             return
+        for execution in running:
+            execution.followed = True
         if not announced:
             announced = True
             say(f"waiting for {len(running)} running cell{'s' if len(running) > 1 else ''} to end")
@@ -270,32 +272,29 @@ async def _lines(source: Source, kernel_id: str, query: dict[str, str]) -> Async
             yield line
 
 
-def _apply(notebook: Notebook, log: Log) -> list[str]:
-    """Writes all executions into their cells. Returns a sentence for each."""
+def apply(notebook: Notebook, log: Log) -> list[str]:
+    """Writes the executions into their cells, those that are no worse than the file. Returns a sentence for each."""
     report: dict[int, str] = {}
+    widgets = log.widgets
     for execution in sorted(log.cells.values(), key=lambda e: e.number):
         found = notebook.find(execution)
         if found is None:
             continue
         place, cell = found
-        changed = notebook.restore(cell, execution)
-        report[place] = f"cell {place} [{execution.count or ' '}]: " + ", ".join(
-            _remarks(notebook, cell, execution, changed)
-        )
+        remarks = []
+        if why := execution.reason_to_keep(notebook.source(cell), cell.get("execution_count"), not cell.get("outputs")):
+            remarks.append(f"is kept as it is in the file: {why}")
+        elif notebook.restore(cell, execution, widgets if log.is_whole(execution) else {}):
+            count = len(execution.outputs)
+            remarks.append(f"{count} output{'' if count == 1 else 's'} restored")
+        else:
+            remarks.append("has all its output already")
+        if execution.running:
+            remarks.append("it is still running (--follow waits for its end)")
+        if execution.lost and not why:
+            remarks.append(f"{execution.lost} of its messages are lost{LOST_BEGINNING * execution.beginning_lost}")
+        report[place] = f"cell {place} [{execution.count or ' '}]: " + ", ".join(remarks)
     return [report[place] for place in sorted(report)]
 
 
-def _remarks(notebook: Notebook, cell: dict[str, Any], execution: Execution, changed: bool) -> list[str]:
-    count = len(execution.outputs)
-    remarks = [f"{count} output{'' if count == 1 else 's'} restored" if changed else "has all its output already"]
-    if execution.running:
-        remarks.append("it is still running (--follow waits for its end)")
-    if execution.lost:
-        beginning = ", its beginning among them" if execution.beginning_lost else ""
-        remarks.append(f"{execution.lost} of its messages are lost{beginning}")
-    if execution.code is not None and notebook.source(cell) != execution.code:
-        remarks.append("its source was changed since it ran")
-    return remarks
-
-
-__all__ = ["NotebookError", "RestoreError", "restore", "sources"]
+__all__ = ["NotebookError", "RestoreError", "apply", "restore", "sources"]

@@ -4,7 +4,7 @@ import type { IMainMenu } from '@jupyterlab/mainmenu';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
 import { explain } from './request';
-import { Restorer } from './restorer';
+import { type IRestored, Restorer } from './restorer';
 
 export const COMMAND = 'jupyter-ekg:restore-outputs';
 
@@ -50,13 +50,11 @@ export function addRestorers(frontEnd: IFrontEnd, options: Restorer.IOptions): v
   menu?.kernelMenu.addGroup([{ command: COMMAND }], MENU_RANK);
 }
 
-function restoredMessage(changed: number): string {
-  switch (changed) {
-    case 0:
-      return 'All outputs are up to date.';
-    case 1:
-      return 'The outputs of 1 cell were restored.';
-    default:
-      return `The outputs of ${changed} cells were restored.`;
+function restoredMessage({ changed, kept }: IRestored): string {
+  const cells = changed === 1 ? '1 cell' : `${changed} cells`;
+  const restored = changed > 0 ? `The outputs of ${cells} were restored.` : '';
+  if (kept.length > 0) {
+    return `${restored} Kept as in the notebook: ${kept.join('; ')}.`.trim();
   }
+  return restored || 'All outputs are up to date.';
 }

@@ -11,7 +11,11 @@ export interface IExecution {
   code: string | null;
   /** The execution count. */
   count: number | null;
+  /** The counts of this and of earlier runs of the cell's source in the kernel's session. Absent from an older server. */
+  counts?: number[] | undefined;
   running: boolean;
+  /** How many messages of the execution the log has lost. */
+  lost: number;
   /** Whether the log has lost the beginning of the execution. */
   beginning_lost: boolean;
   /** Whether the next output replaces all outputs: `clear_output(wait=True)` was called. */

@@ -43,9 +43,9 @@ export class Restorer {
 
   /**
    * Updates the cells from the log: those that were executed while the notebook was closed, or all. Readings run one
-   * after the other. Resolves to the number of changed cells; rejects if the log cannot be read.
+   * after the other. Rejects if the log cannot be read.
    */
-  restore(all: boolean): Promise<number> {
+  restore(all: boolean): Promise<IRestored> {
     this.held ??= [];
     this.readings++;
     const reading = this.lastReading
@@ -150,7 +150,7 @@ export class Restorer {
     }
   }
 
-  private async read(all: boolean): Promise<number> {
+  private async read(all: boolean): Promise<IRestored> {
     const kernel = this.kernel;
     if (!kernel) {
       throw new Problem('The notebook has no kernel.');
@@ -158,56 +158,39 @@ export class Restorer {
     const executions = await this.options.fetchExecutions(kernel.id);
     const model = this.panel.content.model;
     if (this.kernel?.id !== kernel.id || !model) {
-      return 0;
+      return { changed: 0, kept: [] };
     }
-    let changed = 0;
+    const restored: IRestored = { changed: 0, kept: [] };
     for (let i = 0; i < model.cells.length; i++) {
       const cell = model.cells.get(i);
       const execution = executions[cell.id];
-      if (!isCode(cell) || !execution || !this.shouldRestore(cell, execution, kernel, all)) {
+      if (!isCode(cell) || !execution || this.isOfPage(cell, execution, kernel)) {
         continue;
       }
-      if (this.apply(cell, execution)) {
-        changed++;
+      const why = reasonToKeep(cell, execution);
+      if (why) {
+        if (differs(cell, execution)) {
+          restored.kept.push(`cell ${i + 1}: ${why}`);
+        }
+      } else if ((all || isNewer(cell, execution)) && this.apply(cell, execution)) {
+        restored.changed++;
       }
     }
-    return changed;
+    return restored;
   }
 
-  private shouldRestore(
-    model: ICodeCellModel,
-    execution: IExecution,
-    kernel: Kernel.IKernelConnection,
-    all: boolean
-  ): boolean {
-    if (this.running.has(execution.msg_id)) {
-      return false;
-    }
-    // JupyterLab shows the executions of its own page.
-    if ((execution.running && execution.session === kernel.clientId) || model.executionState === 'running') {
-      return false;
-    }
-    const present = model.outputs.toJSON();
-    // The notebook may have the beginning that the log has lost.
-    if (execution.beginning_lost && present.length > 0) {
-      return false;
-    }
-    if (all || execution.running) {
-      return true;
-    }
-    if (model.sharedModel.getSource() !== execution.code) {
-      return false;
-    }
-    // The notebook may have more of the same execution than the log.
-    const hasMore = canonical(present).length < canonical(execution.outputs).length;
-    return model.executionCount !== execution.count || hasMore;
+  /** Whether the page shows the execution already: JupyterLab shows those of its own page. */
+  private isOfPage(model: ICodeCellModel, execution: IExecution, kernel: Kernel.IKernelConnection): boolean {
+    return (
+      this.running.has(execution.msg_id) ||
+      (execution.running && execution.session === kernel.clientId) ||
+      model.executionState === 'running'
+    );
   }
 
   /** Puts an execution into its cell, and follows it if it is running. Returns whether the cell changed. */
   private apply(model: ICodeCellModel, execution: IExecution): boolean {
-    const changed =
-      model.executionCount !== execution.count ||
-      canonical(model.outputs.toJSON()) !== canonical(execution.outputs);
+    const changed = differs(model, execution);
     if (changed || execution.running) {
       // JupyterLab runs the scripts of trusted outputs only. It trusts a cell that the user executes in this page. A
       // running cell gets more outputs.
@@ -264,6 +247,48 @@ export namespace Restorer {
     /** Is emitted when this page executes a cell. */
     executionScheduled?: ISignal<any, { cell: Cell }> | undefined;
   }
+}
+
+/** What a reading has done. */
+export interface IRestored {
+  /** The number of changed cells. */
+  changed: number;
+  /** The cells that keep other outputs than the log has, with the reasons. */
+  kept: string[];
+}
+
+/**
+ * Why a cell keeps its outputs; undefined if the execution can replace them. It can if it is the cell's run, or a later
+ * one in the kernel's same session, and the log has it without a gap. A run that goes on is later than a file's.
+ */
+function reasonToKeep(model: ICodeCellModel, execution: IExecution): string | undefined {
+  const { code, count, counts = [count], lost, beginning_lost, running } = execution;
+  const present = model.executionCount;
+  if (code !== null && model.sharedModel.getSource() !== code) {
+    return 'its source was changed since it ran';
+  }
+  if (model.outputs.length === 0 && present === null) {
+    return undefined;
+  }
+  if (lost > 0 || beginning_lost) {
+    return 'the log has lost a part of its output';
+  }
+  if (present !== null && !running && !counts.includes(present)) {
+    return `the log has no run [${present}] of it, but only [${count ?? ' '}]`;
+  }
+  return undefined;
+}
+
+/** Whether an execution is later than what the cell has, or has more of the same. */
+function isNewer(model: ICodeCellModel, execution: IExecution): boolean {
+  const hasMore = canonical(model.outputs.toJSON()).length < canonical(execution.outputs).length;
+  return execution.running || model.executionCount !== execution.count || hasMore;
+}
+
+function differs(model: ICodeCellModel, execution: IExecution): boolean {
+  return (
+    model.executionCount !== execution.count || canonical(model.outputs.toJSON()) !== canonical(execution.outputs)
+  );
 }
 
 function isCode(model: ICellModel): model is ICodeCellModel {

@@ -16,7 +16,10 @@ from supervisor import KERNEL, Supervisor
 from jupyter_ekg import cli, gateway, outputs
 from jupyter_ekg.notebook import Notebook, NotebookError
 from jupyter_ekg.outputs import Log
-from jupyter_ekg.restore import GatewaySource, RestoreError, restore
+from jupyter_ekg.restore import GatewaySource, RestoreError, apply, restore
+
+
+RUNNING = "it is still running (--follow waits for its end)"
 
 
 class Lines:
@@ -42,9 +45,10 @@ class Lines:
             }
         )
 
-    def begin(self, msg_id, code="code", count=1, cell="c1"):
+    def begin(self, msg_id, code="code", count=1, cell="c1", session="the kernel's"):
         self(msg_id, "status", {"execution_state": "busy"}, cell)
         self(msg_id, "execute_input", {"code": code, "execution_count": count}, cell)
+        self.all[-1]["header"]["session"] = session
 
     def print(self, msg_id, text, name="stdout", cell="c1"):
         self(msg_id, "stream", {"name": name, "text": text}, cell)
@@ -189,26 +193,25 @@ def notebook(tmp_path):
 
 
 def restored(path, say):
+    """Returns the sentences about the cells."""
     book = Notebook(str(path))
-    changed = []
-    for execution in say.read().cells.values():
-        found = book.find(execution)
-        if found:
-            changed.append(book.restore(found[1], execution))
+    said = apply(book, say.read())
     assert book.save()
-    return changed
+    return said
 
 
 def test_only_outputs_and_counts_change(notebook):
     """Layout, order, mode and everything else of the file stay; a second time changes nothing."""
     say = Lines()
+    say.begin("a0", count=1)
+    say.end("a0")
     say.begin("a", count=7)
     say.print("a", "0\n1\n2\nü\n")
     say("a", "display_data", {"data": {"image/png": "AAA\nBBB", "application/json": {"a": "x\ny"}}, "metadata": {}})
     want = notebook.read_text(encoding="utf-8")
     want = want.replace('"execution_count": 1,', '"execution_count": 7,')
     before = json.loads(want)
-    assert restored(notebook, say) == [True]
+    assert restored(notebook, say) == ["cell 2 [7]: 2 outputs restored, " + RUNNING]
     after = json.loads(notebook.read_text(encoding="utf-8"))
     assert after["cells"][1].pop("outputs") == [
         {"output_type": "stream", "name": "stdout", "text": ["0\n", "1\n", "2\n", "ü\n"]},
@@ -226,28 +229,57 @@ def test_only_outputs_and_counts_change(notebook):
     assert text.endswith("}\n")
     assert "ü" in text
     assert stat.S_IMODE(notebook.stat().st_mode) == 0o640
-    assert restored(notebook, say) == [False]
+    assert restored(notebook, say) == ["cell 2 [7]: has all its output already, " + RUNNING]
     assert notebook.read_text(encoding="utf-8") == text
     assert [p.name for p in notebook.parent.iterdir()] == [notebook.name]
 
 
-def test_a_lost_beginning_does_not_cost_what_was_saved(notebook):
-    """The log's remainder is joined with overlapping saved output, else both are kept. Repeating changes nothing."""
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (lambda say: say.lost(5), "5 of its messages are lost, its beginning among them"),
+        (lambda say: (say.begin("a"), say.print("a", "0\n"), say.lost(50)), "50 of its messages are lost"),
+        (lambda say: say.begin("a", code="other"), "its source was changed since it ran"),
+        (lambda say: say.begin("a", count=4), "the log has no run [1] of it, but only [4]"),
+        (
+            lambda say: (say.begin("x", code="other"), say.end("x"), say.begin("a", count=4)),
+            "the log has no run [1] of it, but only [4]",
+        ),
+        (
+            lambda say: (say.begin("x", session="the kernel before"), say.end("x"), say.begin("a", count=4)),
+            "the log has no run [1] of it, but only [4]",
+        ),
+    ],
+)
+def test_the_file_is_kept_where_the_log_may_be_worse(notebook, lines, why):
+    """It is another run, or the log has not all of it. The report has the cell and the reason."""
     say = Lines()
-    say.lost(5)
+    lines(say)
     say.print("a", "1\n2\n")
-    assert restored(notebook, say) == [True]
-    assert Notebook(str(notebook))._json["cells"][1]["outputs"] == [
-        {"output_type": "stream", "name": "stdout", "text": ["0\n", "1\n", "2\n"]}
-    ]
-    assert restored(notebook, say) == [False]
+    say.end("a")
+    before = notebook.read_bytes()
+    [said] = restored(notebook, say)
+    assert said.endswith(f"]: is kept as it is in the file: {why}") and said.startswith("cell 2 [")
+    assert notebook.read_bytes() == before
+
+
+def test_a_cell_without_a_number_was_running_when_it_was_saved(notebook):
+    """The whole run replaces the saved part. A cell without output and number gets what the log still has."""
+    content = json.loads(notebook.read_text())
+    content["cells"][1]["execution_count"] = None
+    notebook.write_text(json.dumps(content))
     say = Lines()
-    say.lost(50)
-    say.print("a", "70\n71\n")
-    assert restored(notebook, say) == [True]
-    texts = ["".join(o["text"]) for o in Notebook(str(notebook))._json["cells"][1]["outputs"]]
-    assert texts == ["0\n1\n2\n", "[ekg] 50 messages of output are missing here\n", "70\n71\n"]
-    assert restored(notebook, say) == [False]
+    say.lost(3)
+    say.print("b", "the end\n", cell="c2")
+    say.begin("a", count=9)
+    say.print("a", "0\n1\n2\n")
+    say.end("a")
+    assert restored(notebook, say) == [
+        "cell 2 [9]: 1 output restored",
+        f"cell 3 [ ]: 2 outputs restored, {RUNNING}, 3 of its messages are lost, its beginning among them",
+    ]
+    texts = [["".join(o["text"]) for o in cell.get("outputs", [])] for cell in Notebook(str(notebook))._json["cells"]]
+    assert texts == [[], ["0\n1\n2\n"], ["[ekg] 3 messages of output are missing here\n", "the end\n"]]
 
 
 def test_notebooks_without_ids_are_matched_by_source(notebook):
@@ -260,7 +292,7 @@ def test_notebooks_without_ids_are_matched_by_source(notebook):
     say = Lines()
     say.begin("a", code="two", cell="x")
     say.print("a", "out", cell="x")
-    assert restored(notebook, say) == [True]
+    assert restored(notebook, say) == ["cell 3 [1]: 1 output restored, " + RUNNING]
     content["cells"].append(content["cells"][2])
     notebook.write_text(json.dumps(content))
     assert restored(notebook, say) == []
@@ -412,10 +444,7 @@ def test_says_what_is_running_and_lost(notebook):
 
     run(main)
     assert said == [
-        (
-            "cell 2 [1]: 2 outputs restored, it is still running (--follow waits for its end),"
-            " 2 of its messages are lost, its source was changed since it ran"
-        ),
+        f"cell 2 [1]: is kept as it is in the file: its source was changed since it ran, {RUNNING}",
         "9 messages are no longer in the kernel's log, and output that was among them is lost",
     ]
 

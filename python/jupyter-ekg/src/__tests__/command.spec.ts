@@ -34,7 +34,9 @@ function frontEnd(panels: FakePanel[], fetchExecutions: () => Promise<Executions
   return { command: commands.get(COMMAND), menuGroups, paletteItems, messages, tracker };
 }
 
-const changed = (id: string) => new FakeCell(id, 'changed', [], 1);
+/** A cell that has more output of its run than the log: it is restored on request only. */
+const full = (id: string, source = 'code') =>
+  new FakeCell(id, source, [{ output_type: 'stream', name: 'stdout', text: 'much more\n' }], 7);
 
 test('the command is in the Kernel menu and in the palette', () => {
   const { command, menuGroups, paletteItems } = frontEnd([], async () => ({}));
@@ -51,15 +53,15 @@ test('the command is disabled without a notebook, and does nothing then', async 
 });
 
 test('the command restores all cells of the current notebook and reports their number', async () => {
-  const cells = [changed('c1'), changed('c2')];
-  const other = changed('c1');
+  const cells = [full('c1'), full('c2')];
+  const other = full('c1');
   const executions = { c1: execution('code', 'a\n'), c2: execution('code', 'b\n', { msg_id: 'r2' }) };
   const { command, messages } = frontEnd([new FakePanel(cells), new FakePanel([other])], async () => executions);
   await settled();
   assert.equal(command.isEnabled(), true);
   await command.execute();
   assert.deepEqual(cells.map(cell => cell.text), ['a\n', 'b\n']);
-  assert.equal(other.text, '');
+  assert.equal(other.text, 'much more\n');
   cells[0]!.outputs.clear();
   await command.execute();
   await command.execute();
@@ -70,8 +72,19 @@ test('the command restores all cells of the current notebook and reports their n
   ]);
 });
 
+test('the command names the cells that keep their output', async () => {
+  const executions = { c1: execution('code', 'a\n'), c2: execution('code', 'b\n', { msg_id: 'r2' }) };
+  const cells = [full('c1', 'other'), full('c2')];
+  const { command, messages } = frontEnd([new FakePanel(cells)], async () => executions);
+  await settled();
+  await command.execute();
+  await command.execute();
+  const kept = 'Kept as in the notebook: cell 1: its source was changed since it ran.';
+  assert.deepEqual(messages, [`info: The outputs of 1 cell were restored. ${kept}`, `info: ${kept}`]);
+});
+
 test('the command reports an error', async () => {
-  const { command, messages } = frontEnd([new FakePanel([changed('c1')])], () => Promise.reject(new Problem('no log')));
+  const { command, messages } = frontEnd([new FakePanel([full('c1')])], () => Promise.reject(new Problem('no log')));
   await command.execute();
   assert.deepEqual(messages, ['error: The outputs cannot be restored: no log']);
 });

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import type { Executions } from '../log';
+import type { Executions, IExecution } from '../log';
 import { Restorer } from '../restorer';
 import { execution, FakeCell, FakeKernel, FakePanel, FakeSignal, settled, status, stream } from './fakes';
 
@@ -52,14 +52,33 @@ test('a running cell that another user may have caused is untrusted before its f
   assert.equal(cell.trusted, false);
 });
 
-test('a cell whose source was changed keeps its output, until the user asks', async () => {
-  const cell = new FakeCell('c1', 'changed', [{ output_type: 'stream', name: 'stdout', text: 'old\n' }], 1);
-  const { restorer } = opened([cell], { c1: execution('one', 'new\n') });
+const OLD = [{ output_type: 'stream', name: 'stdout', text: 'old\n' }];
+
+for (const [name, more, why] of [
+  ['has another source', { code: 'two' }, 'its source was changed since it ran'],
+  ['has a gap', { lost: 3, counts: [1, 7] }, 'the log has lost a part of its output'],
+  ['has lost its beginning', { code: null, beginning_lost: true }, 'the log has lost a part of its output'],
+  ['may be older', {}, 'the log has no run [1] of it, but only [7]']
+] as const) {
+  test(`a cell keeps its output where the log's run ${name}, and the user reads why`, async () => {
+    const cell = new FakeCell('c1', 'one', OLD, 1);
+    const { restorer } = opened([cell], { c1: execution('one', 'new\n', more as Partial<IExecution>) });
+    await settled();
+    assert.deepEqual(await restorer.restore(true), { changed: 0, kept: [`cell 1: ${why}`] });
+    assert.equal(cell.text, 'old\n');
+  });
+}
+
+test('a later run of the same session, and one that goes on, replace what the file has', async () => {
+  const cells = [1, 2, 3].map(i => new FakeCell(`c${i}`, 'one', OLD, i === 3 ? null : 1));
+  const { restorer } = opened(cells, {
+    c1: execution('one', 'new\n', { counts: [1, 7] }),
+    c2: execution('one', 'new\n', { msg_id: 'r2', running: true }),
+    c3: execution('one', 'new\n', { msg_id: 'r3' })
+  });
   await settled();
-  assert.equal(cell.text, 'old\n');
-  assert.equal(await restorer.restore(true), 1);
-  assert.equal(cell.text, 'new\n');
-  assert.equal(await restorer.restore(true), 0, 'changed cells when all is up to date');
+  assert.deepEqual(cells.map(cell => cell.text), ['new\n', 'new\n', 'new\n']);
+  assert.deepEqual(await restorer.restore(true), { changed: 0, kept: [] });
 });
 
 test('more output of the same execution than the log has is kept', async () => {
@@ -69,16 +88,11 @@ test('more output of the same execution than the log has is kept', async () => {
   assert.equal(cell.text, 'a\nb\n');
 });
 
-test('output whose beginning the log has lost replaces nothing', async () => {
-  const kept = new FakeCell('c1', 'one', [{ output_type: 'stream', name: 'stdout', text: 'a\n' }], 1);
-  const empty = new FakeCell('c2', 'two');
-  const withoutBeginning = { code: null, beginning_lost: true };
-  const { restorer } = opened([kept, empty], {
-    c1: execution('one', 'z\n', withoutBeginning),
-    c2: execution('two', 'z\n', { ...withoutBeginning, msg_id: 'r2' })
-  });
-  await restorer.restore(true);
-  assert.deepEqual([kept.text, empty.text], ['a\n', 'z\n']);
+test('a cell without output and number gets what the log still has', async () => {
+  const cell = new FakeCell('c1', 'one');
+  opened([cell], { c1: execution('one', 'z\n', { code: null, lost: 2, beginning_lost: true }) });
+  await settled();
+  assert.equal(cell.text, 'z\n');
 });
 
 test('a running cell goes on: held messages, new ones, then its end', async () => {
@@ -170,7 +184,7 @@ test('an answer for a kernel that was exchanged meanwhile is ignored', async () 
   await settled();
   panel.sessionContext.session = { kernel: new FakeKernel('k2') };
   answer();
-  assert.equal(await changed, 0);
+  assert.equal((await changed).changed, 0);
   assert.equal(cell.text, '');
 });
 
@@ -187,7 +201,7 @@ test('a failed reading does not stop the next', async () => {
   await assert.rejects(restorer.restore(true), /the log cannot be read/);
   log.next = Promise.resolve();
   log.executions = { c1: execution('one', 'a\n') };
-  assert.equal(await restorer.restore(true), 1);
+  assert.equal((await restorer.restore(true)).changed, 1);
 });
 
 test('a closed notebook leaves no slot connected', async () => {
