@@ -9,7 +9,9 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 // Times of Watch. A revoked connection ends within watchEvery, the time of listing kernels, and channels.FlushTime.
@@ -122,7 +124,14 @@ func (w *watcher) verify(ctx context.Context, token string) {
 	}
 	w.verifying[token] = true
 	w.running.Go(func() {
-		_, err := w.g.opts.Users.Identify(ctx, token)
+		err := goroutines.Contain(func() error {
+			_, err := w.g.opts.Users.Identify(ctx, token)
+			return err
+		})
+		var panicked *goroutines.PanicError
+		if errors.As(err, &panicked) {
+			w.g.log.Error("a token cannot be verified again", logkey.Err, err)
+		}
 		if errors.Is(err, identity.ErrUnknown) {
 			for _, c := range w.open() {
 				if c.Opener.Token == token {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
@@ -179,7 +180,7 @@ func (c *Waiting) Run(ctx context.Context) error {
 	read, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var reader sync.WaitGroup
-	reader.Go(func() { stop(c.read()) })
+	reader.Go(func() { stop(goroutines.Contain(c.read)) })
 
 	up, err := c.await(read)
 	_ = c.client.SetReadDeadline(past) // fails only on a closed connection

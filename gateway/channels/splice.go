@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // FlushTime is how long the delivery of bytes that were read may take after one side has ended or the connection was
@@ -92,9 +94,11 @@ func (s *Splice) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.end(context.Cause(ctx)) })
 	defer stop()
 	var up, down sync.WaitGroup
-	up.Go(func() { s.end(s.pump(s.supervisor, s.client, &s.toSupervisor, &s.in)) })
+	up.Go(func() {
+		s.end(goroutines.Contain(func() error { return s.pump(s.supervisor, s.client, &s.toSupervisor, &s.in) }))
+	})
 	down.Go(func() {
-		err := s.pump(s.client, s.supervisor, &s.toClient, &s.out)
+		err := goroutines.Contain(func() error { return s.pump(s.client, s.supervisor, &s.toClient, &s.out) })
 		select {
 		case <-s.ended:
 		default:

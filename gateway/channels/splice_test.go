@@ -10,9 +10,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 )
 
@@ -317,5 +319,34 @@ func BenchmarkSplice(b *testing.B) {
 			}
 			wg.Wait()
 		})
+	}
+}
+
+// broken is a connection whose first read panics.
+type broken struct {
+	net.Conn
+	reads atomic.Int64
+}
+
+func (b *broken) Read([]byte) (int, error) {
+	if b.reads.Add(1) == 1 {
+		panic("bytes of a hostile client")
+	}
+	return 0, io.EOF
+}
+
+// A panic in a copier ends its connection, on both sides, and nothing else.
+func TestSplice_Panic(t *testing.T) {
+	client, near := net.Pipe()
+	supervisor, far := net.Pipe()
+	defer near.Close() //nolint:errcheck // of a pipe
+	defer far.Close()  //nolint:errcheck // of a pipe
+	err := newSplice(&broken{Conn: client}, supervisor, nil, nil).Run(t.Context())
+	var caught *goroutines.PanicError
+	if !errors.As(err, &caught) {
+		t.Errorf("it has ended with %v", err)
+	}
+	if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the supervisor's side: %v", err)
 	}
 }

@@ -183,7 +183,9 @@ func (h *hold) save(ctx context.Context, state *notebook.State, p notebook.Progr
 	}
 	before := h.entry()
 	err = retry(ctx, h.log, "save its progress", func() error {
-		return h.update(ctx, func(e *entry) { e.Run, e.Cell, e.Cells, e.Reached = b, p.Cell, p.Cells, state.Reached })
+		return h.update(ctx, func(e *entry) {
+			e.Run, e.Cell, e.Cells, e.Reached, e.Silent = b, p.Cell, p.Cells, state.Reached, 0
+		})
 	})
 	if err != nil {
 		return err

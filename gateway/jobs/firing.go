@@ -63,6 +63,10 @@ var dueSpace = uuid.MustParse("b8d4c1c6-3a57-4b0e-a0d2-96d4e1f0a5c3")
 // Fire makes the job that was due at a time. Its id follows from the definition and the time, so there is one job,
 // whichever gateways make it. Then it moves the definition's Since. A job is not removed before that; see discard.
 func (s *scheduled) Fire(ctx context.Context, id string, due time.Time) error {
+	return goroutines.Contain(func() error { return s.fire(ctx, id, due) })
+}
+
+func (s *scheduled) fire(ctx context.Context, id string, due time.Time) error {
 	m := s.m
 	d, sub, err := m.store.submissionOf(ctx, id)
 	if errors.Is(err, launcher.ErrNoRecord) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -42,14 +43,17 @@ type hold struct {
 	stopping context.Context // ends when the end of the job is wanted, or of its attempt; see its cause
 	end      context.CancelCauseFunc
 
-	known atomic.Pointer[Brief] // of s
+	taken time.Time
+
+	known   atomic.Pointer[Brief] // of s
+	suspect atomic.Bool           // of s: it may end this gateway, and has not yet
 
 	mu sync.Mutex
 	s  stored
 }
 
 func newHold(ctx context.Context, m *Manager, s stored) *hold {
-	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), life: ctx, s: s}
+	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), life: ctx, s: s, taken: time.Now()}
 	h.stopping, h.end = context.WithCancelCause(context.Background())
 	h.ctx, h.lose = context.WithCancelCause(ctx)
 	h.mu.Lock()
@@ -62,6 +66,7 @@ func newHold(ctx context.Context, m *Manager, s stored) *hold {
 func (h *hold) noteLocked() {
 	brief := h.s.brief()
 	h.known.Store(&brief)
+	h.suspect.Store(h.s.Silent >= maxSilent)
 	h.m.view.note(brief)
 	switch {
 	case h.s.Stopping:
@@ -80,6 +85,7 @@ func (h *hold) see(version string) {
 	}
 	defer h.mu.Unlock()
 	if h.s.version == version {
+		h.outlivedLocked()
 		return
 	}
 	now, err := h.m.store.job(h.ctx, h.id)
@@ -133,8 +139,13 @@ func (h *hold) must(what string, change func(*entry)) error {
 
 // work brings the job as far as possible, and then gives it back.
 func (h *hold) work() {
-	err := h.steps()
-	if err != nil && h.ctx.Err() == nil {
+	err := goroutines.Contain(h.steps)
+	var panicked *goroutines.PanicError
+	switch {
+	case errors.As(err, &panicked):
+		h.log.Error("a job's goroutine has panicked", logkey.Err, err)
+		h.panicked()
+	case err != nil && h.ctx.Err() == nil:
 		h.log.Error("a job cannot go on", logkey.Err, err)
 		h.fail(err)
 	}

@@ -381,12 +381,14 @@ func (m *Manager) Run(ctx context.Context) {
 	working.Go(func() { m.keepLease(ctx) })
 	swept := time.Now()
 	for {
-		if err := m.round(ctx, &working); err != nil && ctx.Err() == nil {
+		err := goroutines.Contain(func() error { return m.round(ctx, &working) })
+		if err != nil && ctx.Err() == nil {
 			m.log.Warn("jobs cannot be read", logkey.Err, err)
 		}
 		if time.Since(swept) > m.timing.sweep {
 			swept = time.Now()
-			if err := errors.Join(m.sweep(ctx), m.sweepDefinitions(ctx)); err != nil && ctx.Err() == nil {
+			err := goroutines.Contain(func() error { return errors.Join(m.sweep(ctx), m.sweepDefinitions(ctx)) })
+			if err != nil && ctx.Err() == nil {
 				m.log.Warn("old jobs cannot be removed", logkey.Err, err)
 			}
 		}

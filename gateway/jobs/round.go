@@ -51,7 +51,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 		// A kernel that is being started and has a reason to wait is admitted: it waits for a GPU or a node.
 		blocked[s.Owner] = blocked[s.Owner] || starts ||
 			s.State == Starting && s.Reason == "" && (s.Outcome == nil || s.Outcome.Waits)
-		if mine || !free || waits {
+		if mine || !free || waits || s.suspect() && m.tries() {
 			continue
 		}
 		if err := m.take(ctx, s, working); err != nil {
@@ -133,6 +133,7 @@ func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) 
 	if err := m.lease.renew(ctx, m.timing.beat); err != nil {
 		return err
 	}
+	s.tryAgain(m.name)
 	s.Holder = m.name
 	err := m.store.write(ctx, s)
 	if errors.Is(err, launcher.ErrRecordChanged) {

@@ -45,7 +45,8 @@ type entry struct {
 	Pending bool `json:"pending,omitempty"`
 
 	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
-	Source string `json:"source"`           // piece with the notebook that was submitted
+	trial
+	Source string `json:"source"` // piece with the notebook that was submitted
 
 	// A notebook.State. Its pieces have their names behind the job's id.
 	Run     json.RawMessage `json:"run,omitempty"`     // of the present attempt; none: nothing was saved

@@ -99,9 +99,17 @@ type stream struct {
 func (f *Follower) follow(s *Supervisor, st *stream, k Kernel) {
 	pause := f.opts.FirstRedial
 	for {
-		received, err := f.open(s, st, k)
+		received := false
+		err := goroutines.Contain(func() (err error) {
+			received, err = f.open(s, st, k)
+			return err
+		})
 		if f.ctx.Err() != nil {
 			return
+		}
+		var panicked *goroutines.PanicError
+		if errors.As(err, &panicked) {
+			f.opts.Log.Error("a kernel's status stream has ended by a panic", logkey.Kernel, k.ID(), logkey.Err, err)
 		}
 		unsupported := f.ended(s, st, k, err)
 		if received {

@@ -60,6 +60,7 @@ type testKernel struct {
 	rests      []time.Duration
 	attempts   int
 	received   int
+	panics     int // how many statuses make Receive panic
 }
 
 func newTestKernel(p *place, serve func(attempt int) []api.Status) *testKernel {
@@ -108,6 +109,10 @@ func (k *testKernel) answer(conn net.Conn, lines []api.Status) {
 func (k *testKernel) Receive(_ api.Status, enterLocked func() (Supervisor, bool)) {
 	k.p.mu.Lock()
 	defer k.p.mu.Unlock()
+	if k.panics > 0 {
+		k.panics--
+		panic("a status that a kernel has forged")
+	}
 	if _, ok := enterLocked(); ok {
 		k.received++
 	}
@@ -246,6 +251,22 @@ func TestFollower_WaitEndsWithTheLauncher(t *testing.T) {
 			func(launcher.Kernel) bool { return false })
 		if err != errTestOver {
 			t.Errorf("the error is %v", err)
+		}
+	})
+}
+
+// TestFollower_SurvivesAPanic: what one supervisor sends ends its stream, and not the follower. The lock is free.
+func TestFollower_SurvivesAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		k := newTestKernel(p, func(int) []api.Status { return []api.Status{status(api.Idle)} })
+		k.panics = 2
+		k.follow()
+		time.Sleep(10 * time.Second)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if k.panics != 0 || k.received == 0 {
+			t.Errorf("after panics, %d of which are left, it has received %d statuses", k.panics, k.received)
 		}
 	})
 }

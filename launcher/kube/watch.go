@@ -157,22 +157,26 @@ func sameState(a, b corev1.ContainerStatus) bool {
 
 // Receive records a status and reacts to it.
 func (f followed) Receive(_ api.Status, enterLocked func() (follow.Supervisor, bool)) {
+	if pod, restarted := f.enter(enterLocked); restarted {
+		f.l.actOnPod(pod)
+	}
+}
+
+// enter records a status. It returns the pod of a supervisor that was restarted. It unlocks also if that panics: a
+// follower's goroutine survives that.
+func (f followed) enter(enterLocked func() (follow.Supervisor, bool)) (pod *corev1.Pod, restarted bool) {
 	l, k := f.l, f.k
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	before, ok := enterLocked()
 	if !ok {
-		l.mu.Unlock()
-		return
+		return nil, false
 	}
 	l.reportStartLocked(k)
 	if !before.Streaming {
 		k.told.reason, k.told.pull = podstatus.Reason{}, time.Time{} // a restarted supervisor has received nothing
 	}
-	pod := k.pod
-	l.mu.Unlock()
-	if !before.Streaming {
-		l.actOnPod(pod)
-	}
+	return k.pod, !before.Streaming
 }
 
 // catchUp lists pods while a watch has failed: kernels that start would stay unknown until the watch works again.

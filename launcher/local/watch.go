@@ -39,6 +39,27 @@ func (f followed) Rest(pause time.Duration) (again bool) {
 	return goroutines.Sleep(f.l.ctx, pause) == nil
 }
 
+// enter records a status. It unlocks also if that panics: a follower's goroutine survives that.
+func (f followed) enter(
+	st api.Status, end *api.Ending, enterLocked func() (follow.Supervisor, bool),
+) (before follow.Supervisor, ok bool) {
+	l, k := f.l, f.k
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if st.State == api.Dead {
+		l.tally.gpusLocked(k) // up to its end
+	}
+	if before, ok = enterLocked(); !ok {
+		return before, false
+	}
+	if !before.HasStatus || before.Status.PID != st.PID {
+		k.pushedLimit = st.LogLimit
+	}
+	l.tally.cullLocked(k, end)
+	l.tally.startLocked(k)
+	return before, true
+}
+
 // Receive records a status and reacts to it.
 func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, bool)) {
 	l, k := f.l, f.k
@@ -50,22 +71,11 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 			l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		}
 	}
-	l.mu.Lock()
-	if st.State == api.Dead {
-		l.tally.gpusLocked(k) // up to its end
-	}
-	before, ok := enterLocked()
+	before, ok := f.enter(st, end, enterLocked)
 	if !ok {
-		l.mu.Unlock()
 		return
 	}
 	newSupervisor := !before.HasStatus || before.Status.PID != st.PID
-	if newSupervisor {
-		k.pushedLimit = st.LogLimit
-	}
-	l.tally.cullLocked(k, end)
-	l.tally.startLocked(k)
-	l.mu.Unlock()
 	switch {
 	case !newSupervisor && logs.IsUrgent(&before.Status, &st):
 		l.logs.recount()

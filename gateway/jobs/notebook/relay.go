@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
@@ -116,17 +117,22 @@ func (r *Relay) Receive(ctx context.Context) (jupyter.Message, string, error) {
 	}
 }
 
-// monitor holds a connection to the kernel until it is gone or the relay is closed.
+// monitor is the relay's goroutine. A panic ends the relay, and Receive returns it.
 func (r *Relay) monitor() {
 	defer close(r.done)
+	err := goroutines.Contain(r.connect)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gone = err
+}
+
+// connect holds a connection to the kernel until the relay is closed, or the kernel is gone, which is the error.
+func (r *Relay) connect() error {
 	pause := relayFirst
 	for r.life.Err() == nil {
 		ws, err := r.dial()
 		if errors.Is(err, ErrGone) {
-			r.mu.Lock()
-			r.gone = err
-			r.mu.Unlock()
-			return
+			return err
 		}
 		if r.o.Failed != nil && r.life.Err() == nil {
 			r.o.Failed(err)
@@ -140,6 +146,7 @@ func (r *Relay) monitor() {
 		}
 		pause = min(2*pause, relayLast)
 	}
+	return nil
 }
 
 func (r *Relay) dial() (*websocket.Conn, error) {
@@ -174,12 +181,7 @@ func (r *Relay) serve(ws *websocket.Conn) (useful bool) {
 		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
 		return answer(data)
 	})
-	r.mu.Lock()
-	r.ws = ws
-	for _, m := range r.pending {
-		r.writeLocked(m)
-	}
-	r.mu.Unlock()
+	r.use(ws)
 	for {
 		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
 		_, frame, err := ws.ReadMessage()
@@ -199,6 +201,16 @@ func (r *Relay) serve(ws *websocket.Conn) (useful bool) {
 		case <-r.life.Done():
 			return useful
 		}
+	}
+}
+
+// use makes a connection that of Send, and repeats what may not have been accepted.
+func (r *Relay) use(ws *websocket.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ws = ws
+	for _, m := range r.pending {
+		r.writeLocked(m)
 	}
 }
 

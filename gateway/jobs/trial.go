@@ -1,0 +1,87 @@
+package jobs
+
+import (
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+const (
+	maxPanics = 2
+	maxSilent = 3
+	// trialTime is how long a gateway works on a job until its end is not the job's doing.
+	trialTime = time.Minute
+)
+
+// Reasons for the end of a job that ends what works on it.
+const (
+	reasonPanics = "the gateway has failed at it twice, by an error of its own; see its log"
+	reasonSilent = "three gateways have ended within a minute after they had gone on with it; see their logs"
+)
+
+// trial counts what a job may have done to its holders.
+type trial struct {
+	Panics int `json:"panics,omitempty"` // of its goroutine, in all gateways
+
+	// Silent is how many gateways in a row have gone on with the run, and have not shown since that they outlive it. Each
+	// but the present holder has ended without a word: within trialTime, and before a cursor was saved.
+	Silent int `json:"silent,omitempty"`
+}
+
+// tryAgain notes that a gateway takes the job. A job that has ended maxSilent gateways fails.
+func (e *entry) tryAgain(gateway string) {
+	switch {
+	case e.State != Running || e.Outcome != nil || e.Holder == "" || e.Holder == gateway:
+		e.Silent = 0 // the run did not go on, or the last holder has given it back
+	case e.Silent >= maxSilent:
+		e.Silent, e.Outcome = 0, &outcome{State: Failed, Reason: reasonSilent}
+	default:
+		e.Silent++
+	}
+}
+
+// suspect reports whether a gateway goes on with the job only while it tries no other suspect. A job that has done
+// nothing is not blamed for one that ends its gateways.
+func (e *entry) suspect() bool {
+	return e.State == Running && e.Outcome == nil && e.Silent >= maxSilent-1
+}
+
+// tries reports whether this gateway holds a suspect that it has not outlived yet.
+func (m *Manager) tries() bool {
+	for _, h := range m.holding() {
+		if h.suspect.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// outlivedLocked notes that this gateway has outlived the job for long enough.
+func (h *hold) outlivedLocked() {
+	if h.s.Silent == 0 || time.Since(h.taken) < trialTime {
+		return
+	}
+	next := h.s
+	next.Silent = 0
+	if err := h.m.store.write(h.ctx, &next); err != nil {
+		h.log.Debug("a job is still suspected to end its gateways", logkey.Err, err) // the next look tries it again
+		return
+	}
+	h.s = next
+	h.noteLocked()
+}
+
+// panicked notes that the job's goroutine has panicked. At the last time it ends the job.
+func (h *hold) panicked() {
+	n := h.entry().Panics + 1
+	err := h.must("note a panic", func(e *entry) { e.Panics = n })
+	if err == nil && n >= maxPanics {
+		err = h.outcome(Failed, reasonPanics, false)
+	}
+	if err != nil && h.ctx.Err() == nil {
+		h.log.Error("a panic cannot be noted in a job", logkey.Err, err)
+	}
+	if n < maxPanics || err != nil {
+		h.notYet()
+	}
+}

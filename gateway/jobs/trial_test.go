@@ -1,0 +1,118 @@
+package jobs
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+)
+
+// runner is Manager.perform.
+type runner = func(context.Context, *notebook.Run) (notebook.Result, error)
+
+// A job whose goroutine panics is failed at the second time, whichever gateway has it. Other jobs go on.
+func TestManager_Panics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
+		var log bytes.Buffer
+		gateway := func(bad *string) (*Manager, func()) {
+			m := New(records, kernels, Policy{}, slog.New(slog.NewTextHandler(&log, nil)))
+			run := runFor(10 * time.Second)
+			m.perform = func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
+				if strings.HasPrefix(r.ID, *bad) {
+					panic("a hostile display")
+				}
+				return run(ctx, r)
+			}
+			return m, started(m)
+		}
+		bad := ""
+		a, endA := gateway(&bad)
+		s := submission("eve", "bad")
+		s.Token = "t"
+		bad = idOf(jobSpace, "eve", "t")
+		submit(t, a, s)
+		good := submit(t, a, submission("bob", "good"))
+		time.Sleep(time.Second)
+		if now, err := a.store.job(t.Context(), bad); err != nil || now.Panics != 1 || now.State != Running {
+			t.Errorf("after the first panic: %v, %+v", err, now.entry)
+		}
+		endA()
+		b, endB := gateway(&bad)
+		time.Sleep(time.Minute)
+		wantState(t, b, bad, Failed, reasonPanics)
+		wantState(t, b, good, Succeeded, "")
+		endB()
+		if n := kernels.living(); n != 0 {
+			t.Errorf("%d kernels live", n)
+		}
+		text := log.String()
+		if strings.Count(text, "a hostile display") != 2 || !strings.Contains(text, "TestManager_Panics") {
+			t.Errorf("the log has no stacks: %s", text)
+		}
+	})
+}
+
+// A job that ends its gateways without a word is failed after three. Jobs that these gateways had, too, are not blamed.
+func TestManager_SilentEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
+		// bad runs for the job that ends its gateways. The other one prints nothing for an hour.
+		gateway := func(bad func(*mortal) runner) (*mortal, *Manager, func()) {
+			keeper := &mortal{MemoryRecords: records, left: 1 << 30}
+			m := New(keeper, kernels, Policy{}, slog.New(slog.DiscardHandler))
+			quiet := runFor(time.Hour)
+			m.perform = func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
+				if r.ID == idOf(jobSpace, "eve", "t")+"-1" {
+					return bad(keeper)(ctx, r)
+				}
+				if r.Resume == nil {
+					return quiet(ctx, r)
+				}
+				<-ctx.Done()
+				return notebook.Result{}, ctx.Err()
+			}
+			return keeper, m, started(m)
+		}
+		die := func(k *mortal) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.dead = true
+		}
+		first, m, end := gateway(func(*mortal) runner { return runFor(time.Hour) })
+		good := submit(t, m, submission("bob", "good"))
+		time.Sleep(time.Second)
+		s := submission("eve", "bad")
+		s.Token = "t"
+		bad := submit(t, m, s)
+		time.Sleep(time.Second)
+		die(first)
+		end()
+		deaths := 0
+		for range 5 {
+			var keeper *mortal
+			keeper, m, end = gateway(func(k *mortal) runner {
+				return func(ctx context.Context, _ *notebook.Run) (notebook.Result, error) {
+					deaths++
+					die(k)
+					<-ctx.Done()
+					return notebook.Result{}, ctx.Err()
+				}
+			})
+			time.Sleep(3 * time.Minute)
+			die(keeper)
+			end()
+		}
+		wantState(t, m, bad, Failed, reasonSilent)
+		wantState(t, m, good, Running, "")
+		if deaths != maxSilent {
+			t.Errorf("%d gateways have died", deaths)
+		}
+	})
+}
