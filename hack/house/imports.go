@@ -106,8 +106,10 @@ var mayImport = map[string][]string{
 	"launcher/logkey": {},
 	"launcher/gpu":    {},
 
-	"launcher/local/changes": {},
-	"launcher/local/devices": {"launcher/gpu"},
+	"launcher/local/changes":     {},
+	"launcher/local/children":    {"launcher/proctree"},
+	"launcher/local/environment": {"kernelspecs", "launcher", "launcher/supervisor/api"},
+	"launcher/local/devices":     {"launcher/gpu"},
 	"launcher/local/lend": {
 		"launcher",
 		"launcher/flavor",
@@ -127,7 +129,9 @@ var mayImport = map[string][]string{
 		"launcher/follow",
 		"launcher/gpu",
 		"launcher/local/changes",
+		"launcher/local/children",
 		"launcher/local/devices",
+		"launcher/local/environment",
 		"launcher/local/lend",
 		"launcher/local/logs",
 		"launcher/local/records",

@@ -1,6 +1,8 @@
 // Package files writes files that readers see whole or not at all, even if the writer is killed. Write and Replace
 // put the content into a temporary file in the same folder, and then rename that file. Launchers and supervisors write
-// their state with it. On Linux the package also measures the free space of file systems, and makes private folders.
+// their state with it. On Linux, Read reads what they have written: state that was damaged never makes a reader wait,
+// and never costs it much memory. There the package also measures the free space of file systems, and makes private
+// folders.
 //
 // Write, Replace and Create sync nothing to disk: most files hold the state of processes, which end with the machine. A
 // sync would slow down the start of every kernel, and libraries for this purpose (google/renameio, natefinch/atomic)
@@ -12,7 +14,6 @@ package files
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 )
@@ -32,18 +33,6 @@ func WriteJSON(path string, v any) error {
 		return err
 	}
 	return Write(path, append(b, '\n'))
-}
-
-// ReadJSON decodes a file into what v points to. An error of the decoding names the file.
-func ReadJSON(path string, v any) error {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(b, v); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
 }
 
 // Replace replaces the file at path by the one that fill writes. The file has mode 0600 unless fill changes it. It is

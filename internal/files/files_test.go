@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -110,26 +109,5 @@ func TestCreate_HasOneWinner(t *testing.T) {
 	}
 	if got := names(t, dir); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("the folder holds %q", got)
-	}
-}
-
-// TestJSON: a value is read as it was written, and the error of a broken file names it.
-func TestJSON(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "f")
-	var got map[string]int
-	if err := files.ReadJSON(path, &got); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
-	if err := files.WriteJSON(path, map[string]int{"a": 1}); err != nil {
-		t.Fatal(err)
-	}
-	if err := files.ReadJSON(path, &got); err != nil || len(got) != 1 || got["a"] != 1 {
-		t.Errorf("%v, %v", got, err)
-	}
-	if err := files.Write(path, []byte("{")); err != nil {
-		t.Fatal(err)
-	}
-	if err := files.ReadJSON(path, &got); err == nil || !strings.HasPrefix(err.Error(), path+": ") {
-		t.Errorf("a broken file: %v", err)
 	}
 }

@@ -24,10 +24,13 @@ const (
 	folderPause, maxFolderPause = 5 * time.Millisecond, 200 * time.Millisecond
 )
 
+// noWait makes an open(2) that follows no link, and that does not wait for the other end of a FIFO.
+const noWait = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+
 // Try creates a file, if need be, and locks it. The error is ErrBusy if another program has the lock, and
 // fs.ErrNotExist if the file's folder has gone.
 func Try(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noWait, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +68,7 @@ func named(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	present, err := os.Stat(f.Name())
+	present, err := os.Lstat(f.Name())
 	if err == nil && !os.SameFile(ours, present) {
 		err = fs.ErrNotExist
 	}
@@ -87,7 +90,7 @@ func Wait(ctx context.Context, path string) (*os.File, error) {
 
 // Folder locks a folder that exists. The error is ErrBusy, or fs.ErrNotExist if the folder has been removed.
 func Folder(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
+	f, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|noWait, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -111,10 +114,11 @@ func Unlock(f *os.File) {
 }
 
 // Held reports whether any program has the lock of a file; with alone, whether one has it for itself. A file that does
-// not exist is not locked. The caller makes sure that no other program takes the lock at this moment, and fails.
+// not exist, or is a link, is not locked. The caller makes sure that no other program takes the lock at this moment,
+// and fails.
 func Held(path string, alone bool) (bool, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) {
 		return false, nil
 	}
 	if err != nil {

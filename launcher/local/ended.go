@@ -80,7 +80,10 @@ func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 		}
 		var t storedEnding
 		if err := files.ReadJSON(filepath.Join(l.layout.ended(), e.Name()), &t); err != nil {
-			if !errors.Is(err, fs.ErrNotExist) { // else it was just removed for its age
+			switch {
+			case errors.Is(err, files.ErrUnusable):
+				l.layout.setAside(filepath.Join(l.layout.ended(), e.Name()), err)
+			case !errors.Is(err, fs.ErrNotExist): // else it was just removed for its age
 				l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, id, logkey.Err, err)
 			}
 			continue

@@ -41,6 +41,12 @@ const (
 	endFile        = "ended.json"
 )
 
+// Names in the state directory. A launcher holds reaperLock while it is the one that cleans up.
+const (
+	recordsDir = "records"
+	reaperLock = "reaper.lock"
+)
+
 // Prefixes of folders that are not kernels yet, and of those that are no longer kernels.
 const (
 	newPrefix = ".new-"
@@ -112,15 +118,25 @@ type layout struct {
 	state   string
 	runtime string
 	mark    string // prefix of this state directory's folders in runtime, which other state directories share
+	log     *slog.Logger
 }
 
-// newLayout creates the directories, private to this user.
-func newLayout(state, runtime string) (layout, error) {
-	l := layout{state: filepath.Clean(state), runtime: filepath.Clean(runtime)}
-	for _, d := range []string{l.state, l.kernels(), l.ended(), l.aside(), l.warm()} {
+// newLayout creates the directories, private to this user. What has the name of one of them, or of a lock, and is
+// something else, gets another name.
+func newLayout(state, runtime string, log *slog.Logger) (layout, error) {
+	l := layout{state: filepath.Clean(state), runtime: filepath.Clean(runtime), log: log}
+	dirs := []string{l.state, l.kernels(), l.ended(), l.aside(), l.warm(), filepath.Join(l.state, gpusDir),
+		filepath.Join(l.state, recordsDir)}
+	for i, d := range dirs {
+		if i > 0 {
+			l.clearName(d, fs.FileInfo.IsDir)
+		}
 		if err := files.MakePrivate(d); err != nil {
 			return l, fmt.Errorf("StateDir: %w", err)
 		}
+	}
+	for _, name := range []string{reaperLock, startsLock, warmLock} {
+		l.clearName(filepath.Join(l.state, name), func(at fs.FileInfo) bool { return at.Mode().IsRegular() })
 	}
 	sum := sha256.Sum256([]byte(l.state))
 	l.mark = hex.EncodeToString(sum[:3])
@@ -144,6 +160,18 @@ func newLayout(state, runtime string) (layout, error) {
 		errs = append(errs, err)
 	}
 	return l, fmt.Errorf("RuntimeDir: %w", errors.Join(errs...))
+}
+
+// clearName renames what is at a path unless right is true of it.
+func (l layout) clearName(path string, right func(fs.FileInfo) bool) {
+	at, err := os.Stat(path) // an operator's link is followed
+	if err == nil && right(at) {
+		return
+	}
+	to := path + ".aside." + randomName()[:6]
+	if err := os.Rename(path, to); err == nil {
+		l.log.Error("bad entry of the state directory set aside", logkey.Entry, path, logkey.To, to)
+	} // else nothing is there, or what needs it says why it fails
 }
 
 func checkLength(runDir string) error {
@@ -183,23 +211,19 @@ func randomName() string {
 // the entry cannot be a kernel.
 func (l layout) readRecord(id string) (record, error) {
 	var rec record
-	b, err := os.ReadFile(l.file(id, recordFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, statErr := os.Lstat(l.kernel(id)); statErr == nil {
-			return rec, &badRecordError{"it has no " + recordFile}
-		}
-		return rec, err
-	}
-	if errors.Is(err, syscall.ENOTDIR) {
-		return rec, &badRecordError{"it is not a folder"}
-	}
-	if err != nil {
-		return rec, err
-	}
-	if err := json.Unmarshal(b, &rec); err != nil {
-		return rec, &badRecordError{fmt.Sprintf("%s: %v", recordFile, err)}
-	}
+	err := files.ReadJSON(l.file(id, recordFile), &rec)
+	entry, lerr := os.Lstat(l.kernel(id))
 	switch {
+	case lerr != nil:
+		return rec, lerr
+	case !entry.IsDir():
+		return rec, &badRecordError{"it is not a folder"}
+	case errors.Is(err, fs.ErrNotExist):
+		return rec, &badRecordError{"it has no " + recordFile}
+	case errors.Is(err, files.ErrUnusable):
+		return rec, &badRecordError{err.Error()}
+	case err != nil:
+		return rec, err
 	case rec.ID != id:
 		return rec, &badRecordError{fmt.Sprintf("%s belongs to kernel %q", recordFile, rec.ID)}
 	case rec.Socket == "" || rec.Created.IsZero():
@@ -208,33 +232,14 @@ func (l layout) readRecord(id string) (record, error) {
 	return rec, nil
 }
 
-// readEntry reads a kernel's record. A warm kernel does not exist for callers. An entry that cannot be a kernel is set
-// aside; the error is fs.ErrNotExist then.
-func (l layout) readEntry(id string, log *slog.Logger) (record, error) {
-	rec, err := l.readRecord(id)
-	if err == nil && rec.Warm != "" {
-		return rec, fs.ErrNotExist
+// readState reads another file of a kernel. One that cannot be used is set aside; the error is fs.ErrNotExist then.
+func (l layout) readState(id, name string, v any) error {
+	err := files.ReadJSON(l.file(id, name), v)
+	if errors.Is(err, files.ErrUnusable) {
+		l.setAside(l.file(id, name), err)
+		return fs.ErrNotExist
 	}
-	var bad *badRecordError
-	if !errors.As(err, &bad) {
-		return rec, err
-	}
-	// The entry may have been created during the read. The gateway that creates it holds the folder's lock until its
-	// supervisor listens.
-	folder, err := flock.Folder(l.kernel(id))
-	if errors.Is(err, flock.ErrBusy) {
-		return l.readRecord(id)
-	}
-	if err != nil {
-		return rec, err
-	}
-	defer flock.Unlock(folder)
-	rec, err = l.readRecord(id)
-	if errors.As(err, &bad) {
-		l.setAside(id, bad, log)
-		return rec, fs.ErrNotExist
-	}
-	return rec, err
+	return err
 }
 
 // goneError returns the error for a kernel without a folder, with its stored ending if there is one.
@@ -244,16 +249,16 @@ func (l layout) goneError(id string) error {
 	if err == nil && e.KernelID == id {
 		return &launcher.GoneError{ID: id, Owner: e.Owner, Reason: e.Reason, At: e.At}
 	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*json.SyntaxError)) {
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, files.ErrUnusable) {
 		return launcher.ErrNotFound
 	}
 	return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 }
 
-// readEnding reads a kernel's ended.json; nil if the file does not exist.
+// readEnding reads a kernel's ended.json; nil if the file does not exist, or cannot be used.
 func (l layout) readEnding(id string) (*api.Ending, error) {
 	e := new(api.Ending)
-	err := files.ReadJSON(l.file(id, endFile), e)
+	err := l.readState(id, endFile, e)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -272,18 +277,22 @@ func createJSON(path string, v any) error {
 	return os.WriteFile(path, append(b, '\n'), 0o600)
 }
 
-// keepJSON is files.WriteJSON, but leaves a file alone that has the content. A look costs little; a new file took up to
-// 1 ms.
-func keepJSON(path string, v any) error {
+// keepState writes a file of a kernel, but leaves one alone that has the content. A look costs little; a new file took
+// up to 1 ms.
+func (l layout) keepState(id, name string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
 	b = append(b, '\n')
-	if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, b) {
+	present, err := files.Read(l.file(id, name), files.MaxState)
+	switch {
+	case err == nil && bytes.Equal(present, b):
 		return nil
+	case errors.Is(err, files.ErrUnusable): // a folder cannot be replaced
+		l.setAside(l.file(id, name), err)
 	}
-	return files.Write(path, b)
+	return files.Write(l.file(id, name), b)
 }
 
 // waitFolder waits for the flock on a kernel's folder. Only another gateway can hold it, and only briefly.
@@ -326,13 +335,22 @@ func (l layout) removeRunDir(rec record) error {
 	return os.RemoveAll(rec.RunDir)
 }
 
-// setAside moves an entry that cannot be a kernel into the folder aside, where the operator can look at it.
-func (l layout) setAside(name string, why error, log *slog.Logger) {
-	to := filepath.Join(l.aside(), name+"."+randomName()[:6])
-	if err := os.Rename(filepath.Join(l.kernels(), name), to); err != nil {
-		log.Error("bad entry of the state directory cannot be set aside", logkey.Entry, name, logkey.Err,
+// setAside moves what cannot be used into the folder aside, where the operator can look at it. from is in the state
+// directory.
+func (l layout) setAside(from string, why error) {
+	name := strings.TrimPrefix(strings.TrimPrefix(from, l.state+"/"), "kernels/")
+	to := filepath.Join(l.aside(), strings.ReplaceAll(name, "/", ".")+"."+randomName()[:6])
+	err := os.Rename(from, to)
+	if errors.Is(err, fs.ErrPermission) { // a folder without rights cannot be moved
+		err = errors.Join(os.Chmod(from, 0o700), os.Rename(from, to))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return // it has just been replaced or removed
+	}
+	if err != nil {
+		l.log.Error("bad entry of the state directory cannot be set aside", logkey.Entry, name, logkey.Err,
 			errors.Join(why, err))
 		return
 	}
-	log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
+	l.log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
 }

@@ -3,6 +3,7 @@ package local
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,7 +140,7 @@ func TestOpen_RuntimeDirOfAnotherUser(t *testing.T) {
 	if err := os.Lchown(link, 54321, 54321); err != nil {
 		t.Fatal(err)
 	}
-	_, err := newLayout(filepath.Join(t.TempDir(), "state"), "")
+	_, err := newLayout(filepath.Join(t.TempDir(), "state"), "", slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), "RuntimeDir: "+link+" is a symbolic link of another user") {
 		t.Errorf("got %v", err)
 	}

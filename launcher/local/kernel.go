@@ -134,12 +134,12 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	if k != nil {
 		return k, false, nil
 	}
-	rec, err := l.layout.readEntry(id, l.log)
+	rec, err := l.strays.readEntry(id)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, false, l.layout.goneError(id)
 	case err != nil:
-		return nil, false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+		return nil, false, fmt.Errorf("%w: %w", launcher.ErrUnavailable, err)
 	}
 	k = l.newKernel(rec)
 	if since, waits := l.layout.seemsToWait(k); waits { // before any goroutine lends its GPU to another kernel

@@ -42,8 +42,8 @@ func (ps *processes) group(id string) *cgroup.Group {
 // kernel's control group. The group does not have the processes of a kernel that was moved to another one, so /proc is
 // searched too. That takes long on a machine with many processes. With orderly, the supervisor has killed all processes
 // already, and the search is left out if there is a group. The folder's lock is held.
-func (ps *processes) kill(k *kernel, kernelPID int, orderly bool) (int, error) {
-	g := ps.group(k.id)
+func (ps *processes) kill(id string, kernelPID int, orderly bool) (int, error) {
+	g := ps.group(id)
 	n, err := g.Kill()
 	if err == nil {
 		err = g.Remove()
@@ -52,15 +52,15 @@ func (ps *processes) kill(k *kernel, kernelPID int, orderly bool) (int, error) {
 		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		ps.log.Warn("processes of a kernel's control group remain", logkey.Kernel, k.id, logkey.Err, err)
+		ps.log.Warn("processes of a kernel's control group remain", logkey.Kernel, id, logkey.Err, err)
 	}
-	more, err := proctree.KillRemains(k.id, kernelPID)
+	more, err := proctree.KillRemains(id, kernelPID)
 	return n + more, err
 }
 
 // killRemains is kill for a kernel that is dead in any case.
 func (ps *processes) killRemains(k *kernel, p processIDs) int {
-	n, err := ps.kill(k, p.Kernel, false)
+	n, err := ps.kill(k.id, p.Kernel, false)
 	if err != nil {
 		// The kernel is dead all the same: a process that survives SIGKILL is stuck in the operating system.
 		ps.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)

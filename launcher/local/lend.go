@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/environment"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -152,11 +152,7 @@ func (l *Launcher) tryWaiting(t lend.Turn) (looked bool) {
 func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loan) error {
 	// The file may be an earlier version's, with other fields.
 	var cfg api.Config
-	b, err := os.ReadFile(l.layout.file(k.id, configFile))
-	if err == nil {
-		err = json.Unmarshal(b, &cfg)
-	}
-	if err != nil {
+	if err := files.ReadJSON(l.layout.file(k.id, configFile), &cfg); err != nil {
 		if loan != nil {
 			loan.Return()
 		}
@@ -165,7 +161,7 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 	cfg.SetVersion()
 	l.logs.set(&cfg)
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
-	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
+	cfg.WorkingDir = environment.WorkingDir(cfg.WorkingDir, l.dir)
 	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
 	l.processes.removeGroup(k) // the file will not name it any more
 	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.processes.newGroup(k.id)
@@ -185,7 +181,7 @@ func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, l
 		held = loan.Files
 		defer loan.Close()
 	}
-	err := keepJSON(l.layout.file(k.id, configFile), cfg)
+	err := l.layout.keepState(k.id, configFile, cfg)
 	if err == nil {
 		err = l.processes.launch(ctx, k, held)
 	}

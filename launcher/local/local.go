@@ -28,7 +28,7 @@
 //	STATE/warm.lock                   flocked by the one launcher that keeps warm kernels
 //	STATE/gpus/                       flocked files that say who holds the GPUs; see package devices
 //	STATE/records/KIND/ID             launcher.Record; changed under KIND/.lock
-//	STATE/aside/                      entries that could not be read
+//	STATE/aside/                      entries and files of kernels that could not be read
 //	STATE/reaper.lock                 flocked by the one launcher that cleans up
 //	STATE/starts.lock                 flocked while kernels are counted and one is started, if there are limits
 //
@@ -58,6 +58,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/children"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/environment"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -150,6 +152,7 @@ type Launcher struct {
 	warm      *warmStore
 	logs      *logBounds
 	upgrades  *idleUpgrades
+	strays    *strays
 	cancel    context.CancelCauseFunc
 	ctx       context.Context // the launcher's own life, ended by Close
 
@@ -179,7 +182,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	lay, err := newLayout(o.StateDir, o.RuntimeDir)
+	lay, err := newLayout(o.StateDir, o.RuntimeDir, o.Log.With(logkey.Component, "local"))
 	if err != nil {
 		return nil, err
 	}
@@ -189,31 +192,35 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	}
 	life, cancel := context.WithCancelCause(context.Background())
 	l := &Launcher{
-		Store: records.NewStore(filepath.Join(lay.state, "records")),
-		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
+		Store: records.NewStore(filepath.Join(lay.state, recordsDir)),
+		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: lay.log,
 		ctx: life, cancel: cancel, kernels: newRegistry(),
 		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
-		Env: supervisorEnv(l.environ), Pause: tm.lendPause, Now: tm.now, Log: l.log,
+		Env: environment.Supervisor(l.environ), Pause: tm.lendPause, Now: tm.now, Log: l.log,
 		CatchUp: l.catchUp, Try: l.tryWaiting})
 	if err != nil {
 		cancel(err)
 		return nil, fmt.Errorf("StateDir: %w", err)
 	}
 	l.starts, l.upgrades = newStarts(l), &idleUpgrades{l: l}
+	l.strays = &strays{l: l}
 	l.warm, l.logs = newWarmStore(l), newLogBounds(l)
 	l.logs.measure()
-	l.processes = &processes{layout: lay, program: l.opts.Supervisor, environ: supervisorEnv(l.environ),
-		groups: o.ControlGroups, ready: tm.ready, now: tm.now, log: l.log, children: newChildren(l.opts.Reaper)}
+	l.processes = &processes{layout: lay, program: l.opts.Supervisor, environ: environment.Supervisor(l.environ),
+		groups: o.ControlGroups, ready: tm.ready, now: tm.now, log: l.log, children: children.New(l.opts.Reaper)}
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.tally.since, Log: l.log})
 	if l.changes, err = changes.Watch(lay.kernels(), notesFile); err != nil {
 		l.log.Warn("state directory cannot be watched; lists of many kernels are slow", logkey.Err, err)
 	}
 	if err := l.rescan(ctx); err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("state directory: %w", err)
+		if _, unreadable := readNames(lay.kernels()); unreadable != nil || ctx.Err() != nil {
+			_ = l.Close()
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
+		l.log.Error("a part of the state directory cannot be read; lists have to wait for it", logkey.Err, err)
 	}
 	l.takeReaper()
 	l.goroutines.Go(l.maintain)
@@ -280,7 +287,7 @@ func (l *Launcher) Close() error {
 		return nil
 	}
 	l.changes.Close()
-	l.processes.children.close()
+	l.processes.children.Close()
 	if l.reaper != nil {
 		_ = l.reaper.Close() // nothing was written
 	}

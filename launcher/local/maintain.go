@@ -59,6 +59,7 @@ func (l *Launcher) maintainOnce() {
 	l.takeReaper()
 	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
 		l.sweep(warm)
+		l.strays.look()
 	}
 	l.logs.measure()
 	l.pushLogBounds()
@@ -79,7 +80,7 @@ func (l *Launcher) takeReaper() {
 	if l.reaper != nil {
 		return
 	}
-	f, err := flock.Try(filepath.Join(l.layout.state, "reaper.lock"))
+	f, err := flock.Try(filepath.Join(l.layout.state, reaperLock))
 	if err != nil {
 		if !errors.Is(err, flock.ErrBusy) {
 			l.log.Error("reaper's lock cannot be taken", logkey.Err, err)

@@ -2,12 +2,10 @@ package local
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
@@ -59,18 +57,15 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 // parseNotes reads the file. Notes that cannot be parsed are dropped; the kernel stays. It may have been shared.
 func (k *kernel) parseNotes(log *slog.Logger) (launcher.Notes, error) {
 	var notes launcher.Notes
-	b, err := os.ReadFile(filepath.Join(k.dir, notesFile))
+	err := files.ReadJSON(filepath.Join(k.dir, notesFile), &notes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return notes, nil
 	}
-	if err != nil {
-		return notes, err
-	}
-	if err := json.Unmarshal(b, &notes); err != nil {
+	if errors.Is(err, files.ErrUnusable) {
 		log.Error("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		return launcher.Notes{SharedToUse: true}, nil
 	}
-	return notes, nil
+	return notes, err
 }
 
 // UpdateNotes replaces the kernel's notes under a lock that all gateways take.

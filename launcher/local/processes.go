@@ -9,11 +9,13 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/children"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -34,7 +36,7 @@ type processes struct {
 	now     func() time.Time
 	log     *slog.Logger
 
-	children *children
+	children *children.Set
 }
 
 // launch starts the parent of the kernel's supervisor, and waits until the supervisor listens. The caller holds the
@@ -43,7 +45,8 @@ func (ps *processes) launch(ctx context.Context, k *kernel, held []*os.File) err
 	if err := files.MakePrivate(k.rec.RunDir); err != nil {
 		return err
 	}
-	out, err := os.OpenFile(ps.layout.file(k.id, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	out, err := os.OpenFile(ps.layout.file(k.id, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND|
+		syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0o600) // a FIFO is refused
 	if err != nil {
 		return err
 	}
@@ -64,7 +67,7 @@ func (ps *processes) launch(ctx context.Context, k *kernel, held []*os.File) err
 		argv = append(argv, "--held-fds", fmt.Sprintf("%d+%d", len(files), len(held)))
 		files = append(files, held...)
 	}
-	ch, err := ps.children.start(argv, ps.environ, "/", files)
+	ch, err := ps.children.Start(argv, ps.environ, "/", files)
 	_ = readyWriter.Close() // the supervisor has a copy
 	if err != nil {
 		return &launcher.FailedError{
@@ -73,9 +76,9 @@ func (ps *processes) launch(ctx context.Context, k *kernel, held []*os.File) err
 		}
 	}
 	if err := ps.awaitReady(ctx, ch, ready); err != nil {
-		ch.kill()
-		<-ch.exited // after SIGKILL this does not take long
-		if n, kerr := ps.kill(k, 0, false); n > 0 || kerr != nil {
+		ch.Kill()
+		<-ch.Exited // after SIGKILL this does not take long
+		if n, kerr := ps.kill(k.id, 0, false); n > 0 || kerr != nil {
 			ps.log.Warn("processes of a kernel that could not be started", logkey.Kernel, k.id, logkey.Killed, n, logkey.Err,
 				kerr)
 		}
@@ -85,7 +88,7 @@ func (ps *processes) launch(ctx context.Context, k *kernel, held []*os.File) err
 }
 
 // awaitReady waits for a supervisor's "ok". If the supervisor writes another line, that is returned.
-func (ps *processes) awaitReady(ctx context.Context, ch *child, ready *os.File) error {
+func (ps *processes) awaitReady(ctx context.Context, ch *children.Child, ready *os.File) error {
 	limited, cancel := context.WithTimeout(ctx, ps.ready)
 	defer cancel()
 	// a pipe has deadlines
@@ -118,7 +121,7 @@ func (ps *processes) awaitReady(ctx context.Context, ch *child, ready *os.File) 
 		}
 	}
 	return &launcher.FailedError{
-		Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.pid),
+		Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.PID),
 		Class:  launcher.FailedContainer,
 	}
 }
@@ -143,7 +146,7 @@ func (ps *processes) endSupervisor(ctx context.Context, k *kernel, patience time
 		ps.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	// A supervisor that has recorded the end has killed the kernel's processes before.
-	_, err = ps.kill(k, p.Kernel, orderly && end != nil)
+	_, err = ps.kill(k.id, p.Kernel, orderly && end != nil)
 	switch {
 	case err != nil && end != nil: // the supervisor has said that the kernel has ended
 		ps.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
@@ -183,6 +186,9 @@ func (ps *processes) cleanUp(k *kernel) (*api.Ending, error) {
 		reason = fmt.Sprintf("its supervisor process (pid %d) ended unexpectedly; its log and variables are lost",
 			p.Supervisor)
 	}
+	if ps.killSupervisors(k.id) > 0 {
+		reason = "it was ended: its files in the gateway's state folder were removed or damaged; its variables are lost"
+	}
 	n := ps.killRemains(k, p)
 	ps.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.holder(), logkey.Killed, n)
 	end := &api.Ending{KernelID: k.id, Reason: reason, At: ps.now().UTC()}
@@ -192,7 +198,7 @@ func (ps *processes) cleanUp(k *kernel) (*api.Ending, error) {
 // readProcesses returns the process ids of a kernel, as far as they are known.
 func (ps *processes) readProcesses(id string) (p processIDs) {
 	holder, err := api.ReadHolder(ps.layout.file(id, lockFile))
-	for _, err := range []error{err, files.ReadJSON(ps.layout.file(id, processFile), &p)} {
+	for _, err := range []error{err, ps.layout.readState(id, processFile, &p)} {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			ps.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
 		}
@@ -206,7 +212,7 @@ func (ps *processes) readProcesses(id string) (p processIDs) {
 // writeProcesses stores the process ids that a later gateway needs if the supervisor is killed. It does not take the
 // turn: the file is replaced as a whole.
 func (ps *processes) writeProcesses(k *kernel, p processIDs) {
-	if err := keepJSON(ps.layout.file(k.id, processFile), p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := ps.layout.keepState(k.id, processFile, p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		ps.log.Warn("process ids of a kernel cannot be noted", logkey.Kernel, k.id, logkey.Err, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
@@ -33,8 +34,18 @@ func (l *Launcher) reconcile(k *kernel) liveness {
 	}
 	defer k.giveTurn()
 	folder, err := flock.Folder(k.dir)
+	if errors.Is(err, syscall.ENOTDIR) {
+		l.layout.setAside(k.dir, err)
+		err = fs.ErrNotExist
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		l.mu.Lock()
+		lives := k.livesLocked() && !k.place.Waits()
+		l.mu.Unlock()
+		if lives {
+			l.strays.endRemoved(k.rec)
+		}
 		l.markGone(k, l.layout.goneError(k.id))
 		return gone
 	case errors.Is(err, flock.ErrBusy):
@@ -147,7 +158,11 @@ func (l *Launcher) removeEnded(k *kernel) error {
 // keepFromStart takes the lock of a kernel that is about to be removed. A supervisor that took it now would run on
 // without a folder. The error may be errStarts.
 func (l *Launcher) keepFromStart(k *kernel) (*os.File, error) {
-	lock, err := flock.Try(l.layout.file(k.id, lockFile))
+	path := l.layout.file(k.id, lockFile)
+	if at, err := os.Lstat(path); err == nil && !at.Mode().IsRegular() {
+		l.layout.setAside(path, errors.New("it is not a file")) // no supervisor can have locked it
+	}
+	lock, err := flock.Try(path)
 	if errors.Is(err, flock.ErrBusy) {
 		err = errStarts
 	}
@@ -248,6 +263,7 @@ func (l *Launcher) rescan(ctx context.Context) error {
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
 	unfollowed, missing := l.compare(names)
+	var errs []error
 	for _, name := range unfollowed {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -256,12 +272,13 @@ func (l *Launcher) rescan(ctx context.Context) error {
 			continue
 		}
 		if !launcher.ValidID(name) {
-			l.layout.setAside(name, errors.New("its name is not a kernel id"), l.log)
+			l.layout.setAside(l.layout.kernel(name), errors.New("its name is not a kernel id"))
 			continue
 		}
-		if err := l.refresh(name); err != nil {
-			return err
-		}
+		errs = append(errs, l.refresh(name))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	settled := true
 	for _, k := range missing { // another gateway has removed it, or it was created after the read
@@ -323,6 +340,10 @@ func (l *Launcher) refresh(id string) error {
 	_, err := l.adopt(id)
 	if errors.Is(err, launcher.ErrNotFound) {
 		return nil // set aside or removed
+	}
+	if errors.As(err, new(*badRecordError)) {
+		l.log.Warn("bad entry of the state directory is locked", logkey.Entry, id, logkey.Err, err)
+		return nil // no gateway makes such an entry
 	}
 	return err
 }

@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/environment"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -175,7 +173,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	if err != nil {
 		return fail(err)
 	}
-	env, err := kernelEnv(l.environ, l.opts.InheritEnv, req.Spec, req.Env)
+	env, err := environment.For(l.environ, l.opts.InheritEnv, req.Spec, req.Env)
 	if err != nil {
 		return fail(err)
 	}
@@ -204,7 +202,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	cfg := api.Config{
 		KernelID: req.ID, SpecName: req.Spec.Name, Owner: req.Owner,
 		Argv: req.Spec.Command(map[string]string{"kernel_id": req.ID}), Env: env, InterruptMode: mode,
-		WorkingDir:  workingDir(req.WorkingDir, l.dir),
+		WorkingDir:  environment.WorkingDir(req.WorkingDir, l.dir),
 		Listen:      "unix:" + rec.Socket,
 		ChildSocket: childSocket(runDir), SameMachine: true,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
@@ -380,17 +378,3 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 
 // childSocket returns the socket between a kernel's supervisor and its parent.
 func childSocket(runDir string) string { return filepath.Join(runDir, "c") }
-
-// supervisorEnv is a supervisor's environment. It holds none of the gateway's secrets. It holds no EKG_KERNEL_ID
-// either, which would mark the supervisor as a process of the kernel that the gateway may run in.
-func supervisorEnv(environ []string) []string {
-	env := selectEnv(environ, supervisorInherits)
-	if env[maxProcessors] == "" {
-		env[maxProcessors] = strconv.Itoa(api.DefaultProcessors)
-	}
-	list := make([]string, 0, len(env))
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		list = append(list, name+"="+env[name])
-	}
-	return list
-}

@@ -39,7 +39,7 @@ func TestStart(t *testing.T) {
 			if _, err := l.Kernel(t.Context(), id(i)); err != launcher.ErrNotFound {
 				t.Errorf("afterwards: %v", err)
 			}
-			eventually(t, "no process is left", func() bool { return l.processes.children.count() == 0 })
+			eventually(t, "no process is left", func() bool { return l.processes.children.Count() == 0 })
 		})
 	}
 	t.Run("an impossible variable", func(t *testing.T) {

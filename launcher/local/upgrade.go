@@ -1,7 +1,6 @@
 package local
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -216,11 +215,7 @@ func (l layout) signal(id string, pid int, sig os.Signal) error {
 
 // checkSupervisor returns an error unless a living process is a supervisor of the kernel, or the parent of one.
 func (l layout) checkSupervisor(id string, pid int) error {
-	args, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline") // empty after the process has ended
-	if err != nil {
-		return fmt.Errorf("supervisor: %w", err)
-	}
-	if !bytes.Contains(args, []byte("\x00"+l.file(id, configFile)+"\x00")) {
+	if l.supervisorOf(pid) != id {
 		return fmt.Errorf("process %d is not the supervisor of the kernel", pid)
 	}
 	return nil

@@ -77,7 +77,7 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 	killed := make(map[int]bool)
 	proven := false // see remains; no other session gets the number while one of this session's processes lives
 	deadline := time.Now().Add(KillRemainsLimit)
-	belongs := func(p Process) bool { return carries(p.PID, kernelID) || p.Session == kernelPID }
+	belongs := func(p Process) bool { return Carries(p.PID, kernelID) || p.Session == kernelPID }
 	for pause := killPause; ; pause = min(2*pause, killPauseMost) {
 		var left []int
 		left, proven = remains(kernelID, kernelPID, proven)
@@ -103,7 +103,7 @@ func remains(kernelID string, kernelPID int, proven bool) ([]int, bool) {
 	for _, p := range List() {
 		switch {
 		case !p.Alive() || p.PID == os.Getpid():
-		case carries(p.PID, kernelID):
+		case Carries(p.PID, kernelID):
 			marked = append(marked, p.PID)
 			proven = proven || p.Session == kernelPID
 		case p.Session == kernelPID && kernelPID > 1:
@@ -128,8 +128,8 @@ func killPinned(pid int, meant func(Process) bool) bool {
 	return ok && meant(p) && handle.Kill() == nil
 }
 
-// carries reports whether the process was started with the kernel's id in its environment.
-func carries(pid int, kernelID string) bool {
+// Carries reports whether the process was started with the kernel's id in its environment.
+func Carries(pid int, kernelID string) bool {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
 		return false // it has ended, or belongs to another user

@@ -117,7 +117,7 @@ func (s *Scan) own() scanned {
 // than oldest, or lacks the session.
 func (s *Scan) read(leader int, oldest time.Duration) (scanned, bool) {
 	var last scanned
-	b, err := os.ReadFile(s.path)
+	b, err := files.Read(s.path, files.MaxState)
 	if err != nil || json.Unmarshal(b, &last) != nil || last.View != s.view {
 		return scanned{}, false
 	}

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -60,7 +59,7 @@ func newAssigning(cfg *api.Config, mu *stateMutex, logger *slog.Logger) assignin
 	}
 	a.file = filepath.Join(cfg.SpillDir, api.AssignmentFile)
 	a.turn, a.done, a.warm = make(chan struct{}, 1), make(chan struct{}), true
-	b, err := os.ReadFile(a.file)
+	b, err := files.Read(a.file, files.MaxState)
 	if errors.Is(err, fs.ErrNotExist) {
 		return a
 	}

@@ -151,12 +151,15 @@ func (r *Records) read(ctx context.Context, kind, id string, onlyOpen bool) (lau
 			if onlyOpen && one.Settled {
 				return one, nil
 			}
-			one.Data, err = os.ReadFile(filepath.Join(dir, one.Version+data))
+			one.Data, err = files.Read(filepath.Join(dir, one.Version+data), maxRecord)
 			if err == nil {
 				return one, nil
 			}
 		} else if gone(err) {
 			return one, launcher.ErrNoRecord
+		}
+		if errors.Is(err, files.ErrUnusable) || errors.Is(err, syscall.ENOTDIR) {
+			break
 		}
 		if err != nil && !gone(err) {
 			return one, unavailable(err)

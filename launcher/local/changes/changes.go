@@ -82,7 +82,7 @@ func Watch(dir, notes string) (*Watcher, error) {
 		return w, os.NewSyscallError("inotify_init1", err)
 	}
 	if w.all, err = syscall.InotifyAddWatch(w.fd, dir, watchAll); err == nil {
-		w.folder, err = VersionOf(dir)
+		w.folder, err = version(dir, syscall.Stat)
 	}
 	if err != nil {
 		w.Close()
@@ -165,7 +165,7 @@ func (w *Watcher) unwatch(f *Folder) {
 
 // Known reads the queue, and reports whether memory has all kernels of the folder.
 func (w *Watcher) Known() bool {
-	now, err := VersionOf(w.dir)
+	now, err := version(w.dir, syscall.Stat)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.read()

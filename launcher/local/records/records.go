@@ -11,7 +11,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,7 +34,7 @@ type Store struct{ dir string }
 // NewStore returns the records of a folder, which is created with the first record.
 func NewStore(dir string) Store { return Store{dir} }
 
-// Records returns all records of a kind.
+// Records returns all records of a kind. A damaged one has no data.
 func (s Store) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
 	return s.recordsWith(ctx, kind, func(fs.DirEntry) bool { return true })
 }
@@ -70,6 +69,8 @@ func (s Store) recordsWith(
 		r, err := s.Record(ctx, kind, id)
 		switch {
 		case errors.Is(err, launcher.ErrNoRecord): // it was removed meanwhile
+		case errors.Is(err, launcher.ErrRecordDamaged):
+			all = append(all, launcher.Record{Kind: kind, ID: id})
 		case err != nil:
 			return nil, err
 		default:
@@ -115,6 +116,9 @@ func (s Store) Record(_ context.Context, kind, id string) (launcher.Record, erro
 	if errors.Is(err, fs.ErrNotExist) {
 		return launcher.Record{}, launcher.ErrNoRecord
 	}
+	if errors.Is(err, files.ErrUnusable) {
+		return launcher.Record{}, fmt.Errorf("%w: %w", launcher.ErrRecordDamaged, err)
+	}
 	if err != nil {
 		return launcher.Record{}, unavailableRecords(err)
 	}
@@ -123,17 +127,11 @@ func (s Store) Record(_ context.Context, kind, id string) (launcher.Record, erro
 
 // readRecord reads the file of a record.
 func readRecord(path string) (b []byte, settled bool, err error) {
-	f, err := os.Open(path)
+	b, info, err := files.ReadInfo(path, maxRecord)
 	if err != nil {
 		return nil, false, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, false, err
-	}
-	b, err = io.ReadAll(f)
-	return b, info.Mode() == settledMode, err
+	return b, info.Mode() == settledMode, nil
 }
 
 // CreateRecord stores a new record.
@@ -167,7 +165,7 @@ func (s Store) writeRecord(ctx context.Context, r launcher.Record) (launcher.Rec
 		return launcher.Record{}, unavailableRecords(err)
 	}
 	defer flock.Unlock(lock)
-	before, err := os.ReadFile(path)
+	before, err := files.Read(path, maxRecord)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if r.Version != "" {
@@ -214,7 +212,7 @@ func (s Store) RemoveRecord(ctx context.Context, kind, id string) error {
 		return unavailableRecords(err)
 	}
 	defer flock.Unlock(lock)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.RemoveAll(path); err != nil { // a damaged record may be a folder
 		return unavailableRecords(err)
 	}
 	return nil

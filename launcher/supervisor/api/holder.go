@@ -5,6 +5,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 // holderWidth is the length of a process id in Config.LockFile. The id of a later holder replaces all of it.
@@ -19,7 +21,7 @@ func NoteHolder(lock *os.File) error {
 // ReadHolder returns the process that holds a kernel's lock, or was the last to hold it: the supervisor's parent, or a
 // supervisor without one. It returns 0 if none has held it, or if a program of an earlier version has.
 func ReadHolder(path string) (pid int, err error) {
-	b, err := os.ReadFile(path)
+	b, err := files.Read(path, files.MaxState)
 	text := strings.TrimSpace(string(b))
 	if err != nil || text == "" {
 		return 0, err

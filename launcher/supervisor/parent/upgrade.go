@@ -107,7 +107,7 @@ var errNoRequest = errors.New("there is no request to upgrade")
 // readRequest reads a request to upgrade, and moves it away.
 func (p *parent) readRequest() (r api.Upgrade, err error) {
 	path := p.beside(api.UpgradeFile)
-	b, err := os.ReadFile(path)
+	b, err := files.Read(path, files.MaxState)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, errNoRequest
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -162,7 +161,7 @@ func (f *File) Save(take func() ([]byte, error)) error {
 func (f *File) MarkFailed() error {
 	f.save.Lock()
 	defer f.save.Unlock()
-	b, err := os.ReadFile(f.path)
+	b, err := files.Read(f.path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -187,16 +186,9 @@ func (f *File) MarkFailed() error {
 
 // Read returns the State of an earlier supervisor, or a zero State if there is no file.
 func (f *File) Read() (left State, err error) {
-	st, err := os.Stat(f.path)
+	b, err := files.Read(f.path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return left, nil
-	}
-	if err == nil && st.Size() > maxFile {
-		err = errors.New("it is too large")
-	}
-	var b []byte
-	if err == nil {
-		b, err = os.ReadFile(f.path)
 	}
 	if err == nil {
 		err = json.Unmarshal(b, &left)

@@ -1,4 +1,6 @@
-package local
+// Package children starts programs and reaps them when they end. launcher/local starts the parents of its supervisors
+// with it. Begin with New. A Set has one goroutine, which Close ends and waits for.
+package children
 
 import (
 	"os"
@@ -9,10 +11,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
-// children are the supervisors that this process has started. One goroutine, woken by SIGCHLD, reaps those that have
+// Set has the programs that were started with it and run. One goroutine, woken by SIGCHLD, reaps those that have
 // ended; os/exec would need a blocked thread for each. The goroutine waits for these processes only, so it reaps no
-// child of other parts of the program.
-type children struct {
+// child of other parts of the program. All methods may be called concurrently.
+type Set struct {
 	reaper  *proctree.Reaper // of this program; nil: orphans do not become its children
 	signals chan os.Signal
 	stop    chan struct{}
@@ -20,27 +22,29 @@ type children struct {
 
 	// Guarded by mu, which is held during a start: a child cannot end before it is recorded.
 	mu      sync.Mutex
-	running map[int]*child
+	running map[int]*Child
 }
 
-// child is one process.
-type child struct {
-	pid    int
-	exited chan struct{} // closed when it has been reaped
+// Child is one process.
+type Child struct {
+	PID    int
+	Exited <-chan struct{} // closed when it has been reaped
 
-	owner *children
+	owner  *Set
+	exited chan struct{}
 }
 
-func newChildren(reaper *proctree.Reaper) *children {
-	c := &children{reaper: reaper, signals: make(chan os.Signal, 1), stop: make(chan struct{}),
+// New returns an empty Set. reaper is that of this program, which must not take their exit status; nil: there is none.
+func New(reaper *proctree.Reaper) *Set {
+	c := &Set{reaper: reaper, signals: make(chan os.Signal, 1), stop: make(chan struct{}),
 		stopped: make(chan struct{}),
-		running: make(map[int]*child)}
+		running: make(map[int]*Child)}
 	signal.Notify(c.signals, syscall.SIGCHLD)
 	go c.reap()
 	return c
 }
 
-func (c *children) reap() {
+func (c *Set) reap() {
 	defer close(c.stopped)
 	for {
 		select {
@@ -52,7 +56,7 @@ func (c *children) reap() {
 	}
 }
 
-func (c *children) reapEnded() {
+func (c *Set) reapEnded() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for pid, ch := range c.running {
@@ -67,15 +71,15 @@ func (c *children) reapEnded() {
 	}
 }
 
-// close ends the goroutine. Children keep running; init reaps them.
-func (c *children) close() {
+// Close ends the goroutine. Children keep running; init reaps them.
+func (c *Set) Close() {
 	signal.Stop(c.signals)
 	close(c.stop)
 	<-c.stopped
 }
 
-// start runs a program in a session of its own. files become its descriptors 0, 1, 2 and so on.
-func (c *children) start(argv, env []string, dir string, files []*os.File) (*child, error) {
+// Start runs a program in a session of its own. files become its descriptors 0, 1, 2 and so on.
+func (c *Set) Start(argv, env []string, dir string, files []*os.File) (*Child, error) {
 	fds := make([]uintptr, len(files))
 	for i, f := range files {
 		fds[i] = f.Fd()
@@ -91,22 +95,23 @@ func (c *children) start(argv, env []string, dir string, files []*os.File) (*chi
 	if err != nil {
 		return nil, err
 	}
-	ch := &child{pid: pid, exited: make(chan struct{}), owner: c}
+	exited := make(chan struct{})
+	ch := &Child{PID: pid, Exited: exited, owner: c, exited: exited}
 	c.running[pid] = ch
 	return ch, nil
 }
 
-// kill ends the process unless it has been reaped. After that, another process may have its id.
-func (ch *child) kill() {
+// Kill ends the process unless it has been reaped. After that, another process may have its id.
+func (ch *Child) Kill() {
 	ch.owner.mu.Lock()
 	defer ch.owner.mu.Unlock()
-	if ch.owner.running[ch.pid] == ch {
-		_ = syscall.Kill(ch.pid, syscall.SIGKILL) // at worst it is a zombie already
+	if ch.owner.running[ch.PID] == ch {
+		_ = syscall.Kill(ch.PID, syscall.SIGKILL) // at worst it is a zombie already
 	}
 }
 
-// count returns the number of running children.
-func (c *children) count() int {
+// Count returns the number of running children.
+func (c *Set) Count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.running)

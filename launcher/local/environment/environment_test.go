@@ -1,4 +1,4 @@
-package local
+package environment
 
 import (
 	"maps"
@@ -29,7 +29,7 @@ func TestKernelEnv(t *testing.T) {
 			"E": "${EKG_TOKEN}", "JPY_PARENT_PID": "2", "EKG_Y": "y"},
 	}
 	client := map[string]string{"KERNEL_B": "b", "A2": "x", "JPY_PARENT_PID": "3", "EKG_KERNEL_ID": "mine"}
-	got, err := kernelEnv(environ, []string{"MINE", "EKG_TOKEN"}, spec, client)
+	got, err := For(environ, []string{"MINE", "EKG_TOKEN"}, spec, client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,15 +48,15 @@ func TestKernelEnv(t *testing.T) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 	for _, bad := range []map[string]string{{"": "x"}, {"A=B": "x"}, {"A\x00": "x"}, {"A": "\x00"}} {
-		if _, err := kernelEnv(nil, nil, kernelspecs.Spec{}, bad); err == nil {
+		if _, err := For(nil, nil, kernelspecs.Spec{}, bad); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
 	ofSupervisor := []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0", "HOME=/h", "LC_TIME=C", "PATH=/bin"}
-	if got := supervisorEnv(environ); !slices.Equal(got, ofSupervisor) {
+	if got := Supervisor(environ); !slices.Equal(got, ofSupervisor) {
 		t.Errorf("a supervisor gets %v", got)
 	}
-	if got := supervisorEnv([]string{"GOMAXPROCS=4"}); !slices.Equal(got, []string{"GOMAXPROCS=4"}) {
+	if got := Supervisor([]string{"GOMAXPROCS=4"}); !slices.Equal(got, []string{"GOMAXPROCS=4"}) {
 		t.Errorf("a supervisor of an operator with GOMAXPROCS gets %v", got)
 	}
 	if _, has := got["GOMAXPROCS"]; has {
@@ -70,7 +70,7 @@ func TestWorkingDir(t *testing.T) {
 		dir: {"", "relative", dir + "/none", dir, "/tmp"},
 		"/": {"", "/x/y", "/dev/null"},
 	} {
-		if got := workingDir(tries...); got != want {
+		if got := WorkingDir(tries...); got != want {
 			t.Errorf("%s: got %q, want %q", strings.Join(tries, ", "), got, want)
 		}
 	}

@@ -1,13 +1,18 @@
-package local
+// Package environment chooses the environment variables and the working directory of the processes that launcher/local
+// starts: kernels get For, and their supervisors get Supervisor. The package starts no goroutine.
+package environment
 
 import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // inherited are the variables that kernels get from the gateway's environment. Other variables may hold secrets, such
@@ -42,9 +47,9 @@ func selectEnv(environ []string, names ...[]string) map[string]string {
 	return env
 }
 
-// kernelEnv returns the whole environment of a kernel: selected variables of the gateway, then the spec's, then the
+// For returns the whole environment of a kernel: selected variables of the gateway, then the spec's, then the
 // client's. Variables of the gateway and of the client are expanded in the spec's.
-func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[string]string) (map[string]string, error) {
+func For(environ, inherit []string, spec kernelspecs.Spec, client map[string]string) (map[string]string, error) {
 	env := selectEnv(environ, inherited, inherit)
 	maps.DeleteFunc(env, reserved)
 	known := maps.Clone(env)
@@ -67,8 +72,8 @@ func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[stri
 // reserved is launcher.ReservedVariable in the form that maps.DeleteFunc needs.
 func reserved(name, _ string) bool { return launcher.ReservedVariable(name) }
 
-// workingDir returns the first wanted folder that exists, or the root.
-func workingDir(wanted ...string) string {
+// WorkingDir returns the first wanted folder that exists, or the root.
+func WorkingDir(wanted ...string) string {
 	for _, d := range wanted {
 		if strings.HasPrefix(d, "/") {
 			if st, err := os.Stat(d); err == nil && st.IsDir() {
@@ -77,4 +82,18 @@ func workingDir(wanted ...string) string {
 		}
 	}
 	return "/"
+}
+
+// Supervisor is a supervisor's environment. It holds none of the gateway's secrets. It holds no EKG_KERNEL_ID
+// either, which would mark the supervisor as a process of the kernel that the gateway may run in.
+func Supervisor(environ []string) []string {
+	env := selectEnv(environ, supervisorInherits)
+	if env[maxProcessors] == "" {
+		env[maxProcessors] = strconv.Itoa(api.DefaultProcessors)
+	}
+	list := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name])
+	}
+	return list
 }

@@ -1,0 +1,210 @@
+package local
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// damages are what a hostile program of this user puts in place of a file.
+var damages = map[string]func(path string) error{
+	"a folder":             func(path string) error { return os.MkdirAll(filepath.Join(path, "x"), 0o700) },
+	"a FIFO":               func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	"a link to /dev/zero":  func(path string) error { return os.Symlink("/dev/zero", path) },
+	"a link to itself":     func(path string) error { return os.Symlink(path, path) },
+	"no JSON":              func(path string) error { return os.WriteFile(path, []byte("{half"), 0o600) },
+	"a file of null bytes": func(path string) error { return os.WriteFile(path, make([]byte, 100), 0o600) },
+	"a file of 1 TiB": func(path string) error {
+		return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40))
+	},
+}
+
+// damage replaces a file.
+func damage(t *testing.T, path string, with func(string) error) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := with(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// removeAll removes a folder into which its supervisor and a gateway may be writing.
+func removeAll(dir string) (err error) {
+	for range removeAttempts {
+		if err = os.RemoveAll(dir); !errors.Is(err, syscall.ENOTEMPTY) {
+			break
+		}
+	}
+	return err
+}
+
+// endedFor returns the reason that the owner of a kernel reads which was ended.
+func endedFor(t *testing.T, l *Launcher, n int) string {
+	t.Helper()
+	var gone *launcher.GoneError
+	if _, err := l.Kernel(t.Context(), id(n)); !errors.As(err, &gone) || gone.Owner != "ann" {
+		t.Fatalf("its owner reads %v", err)
+	}
+	return gone.Reason
+}
+
+// TestDamagedRecord: whatever is in place of a kernel's record, the next gateway starts, ends what runs of this kernel,
+// tells its owner, and serves the others.
+func TestDamagedRecord(t *testing.T) {
+	for name, with := range damages {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			l := p.open()
+			p.start(l, 1, "fine")
+			p.start(l, 2, "fine")
+			_ = l.Close()
+			damage(t, filepath.Join(p.state, "kernels", id(1), recordFile), with)
+			l = p.launcher()
+			all, err := l.Kernels(t.Context())
+			if err != nil || len(all) != 1 || all[0].ID != id(2) {
+				t.Errorf("listed: %+v, %v", all, err)
+			}
+			if reason := endedFor(t, l, 1); !strings.Contains(reason, "kernel.json") {
+				t.Errorf("the reason is %q", reason)
+			}
+			if left := carriers(1); len(left) > 0 {
+				t.Errorf("processes %v run", left)
+			}
+			if aside, err := os.ReadDir(l.layout.aside()); err != nil || len(aside) != 1 {
+				t.Errorf("set aside: %v, %v", aside, err)
+			}
+			if n := strings.Count(p.log.String(), "set aside"); n != 1 {
+				t.Errorf("named %d times", n)
+			}
+		})
+	}
+}
+
+// TestDamagedFiles: the next gateway serves a kernel whose other files are damaged. One without its lock is ended.
+func TestDamagedFiles(t *testing.T) {
+	for name, with := range damages {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			l := p.open()
+			p.start(l, 1, "fine")
+			p.start(l, 2, "fine")
+			pid := processesOf(t, p, 1).Kernel
+			_ = l.Close()
+			for _, file := range []string{notesFile, processFile, endFile, notesLock} {
+				damage(t, filepath.Join(p.state, "kernels", id(1), file), with)
+			}
+			damage(t, filepath.Join(p.state, "kernels", id(2), lockFile), with)
+			for _, file := range []string{"ended/" + id(3) + ".json", "warm/" + id(3) + ".json", "records/a/b"} {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(p.state, file)), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				damage(t, filepath.Join(p.state, file), with)
+			}
+			l = p.launcher()
+			if k := wait(t, l, 1, "idle", isIdle); !k.SharedToUse { // its notes may have said so
+				t.Errorf("its notes are %+v", k.Notes)
+			}
+			if got := processesOf(t, p, 1).Kernel; got != pid {
+				t.Errorf("its process is %d, not %d", got, pid)
+			}
+			reason := wait(t, l, 2, "dead", isDead).Reason
+			if !strings.Contains(reason, "removed or damaged") || len(carriers(2)) > 0 {
+				t.Errorf("without its lock: %q, and processes %v run", reason, carriers(2))
+			}
+			if ended, err := l.Ended(t.Context()); err != nil || len(ended) != 1 || ended[0].ID != id(2) {
+				t.Errorf("ended: %+v, %v", ended, err)
+			}
+			if all, err := l.Records(t.Context(), "a"); err != nil || len(all) != 1 {
+				t.Errorf("records: %v, %v", all, err)
+			}
+		})
+	}
+}
+
+// TestDamagedFolders: a gateway starts, and starts kernels, with anything in place of its folders and locks.
+func TestDamagedFolders(t *testing.T) {
+	for name, with := range damages {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			_ = p.open().Close()
+			dirs := []string{"kernels", "ended", "aside", "warm", gpusDir, recordsDir}
+			for _, dir := range dirs {
+				if name == "a folder" {
+					continue
+				}
+				damage(t, filepath.Join(p.state, dir), with)
+			}
+			for _, lock := range []string{reaperLock, startsLock, warmLock} {
+				damage(t, filepath.Join(p.state, lock), with)
+			}
+			p.start(p.launcher(), 1, "fine")
+		})
+	}
+}
+
+// TestRemovedFolder: a kernel that removes its own folder is ended at once, and its owner learns why.
+func TestRemovedFolder(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	for n, remove := range map[int]func(dir string) error{
+		1: removeAll,
+		2: func(dir string) error { return os.Rename(dir, filepath.Join(p.state, "mine")) },
+	} {
+		p.start(l, n, "fine")
+		if err := remove(l.layout.kernel(id(n))); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := l.Kernels(t.Context()); err != nil || len(all) != 0 {
+			t.Errorf("%d: listed: %+v, %v", n, all, err)
+		}
+		if reason := endedFor(t, l, n); !strings.Contains(reason, "was removed while it ran") {
+			t.Errorf("%d: the reason is %q", n, reason)
+		}
+		if left := carriers(n); len(left) > 0 {
+			t.Errorf("%d: processes %v run", n, left)
+		}
+	}
+}
+
+// TestRemovedFolder_Unseen: a kernel whose folder was removed while no gateway ran is found by its processes.
+func TestRemovedFolder_Unseen(t *testing.T) {
+	p := newPlace(t)
+	l := p.open()
+	k := p.start(l, 1, "fine")
+	_ = l.Close()
+	if err := removeAll(filepath.Join(p.state, "kernels", id(1))); err != nil {
+		t.Fatal(err)
+	}
+	p.change = func(_ *Options, tm *timing) { tm.halfMade = time.Nanosecond }
+	l = p.launcher()
+	eventually(t, "its processes are gone", func() bool { return len(carriers(1)) == 0 })
+	var gone *launcher.GoneError
+	eventually(t, "its end is stored", func() bool {
+		_, err := l.Kernel(t.Context(), k.ID)
+		return errors.As(err, &gone)
+	})
+	if !strings.Contains(gone.Reason, "was removed while it ran") {
+		t.Errorf("the reason is %q", gone.Reason)
+	}
+}
+
+// TestSupervisorOf: only programs whose arguments name a kernel's configuration are its supervisors.
+func TestSupervisorOf(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	ps := processesOf(t, p, 1)
+	for pid, want := range map[int]string{ps.Supervisor: id(1), ps.Kernel: "", os.Getpid(): ""} {
+		if got := l.layout.supervisorOf(pid); got != want {
+			t.Errorf("process %d is of kernel %q, want %q", pid, got, want)
+		}
+	}
+}
