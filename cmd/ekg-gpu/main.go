@@ -1,8 +1,8 @@
 //go:build linux && cgo
 
-// Command ekg-gpu prints how busy NVIDIA's GPUs are. It is the only program of ekg that speaks to NVIDIA's library
-// (NVML), which needs cgo. ekg-supervisor runs it for --cull-gpu, beside a local kernel or in a kernel's container. It
-// needs no privileges.
+// Command ekg-gpu prints how busy NVIDIA's GPUs are, and saves and restores the GPU memory of processes. It is the only
+// program of ekg that speaks to NVIDIA's libraries, which needs cgo. ekg-supervisor runs it for --cull-gpu, beside a
+// local kernel or in a kernel's container. It needs no privileges.
 //
 //	ekg-gpu [--for 10s]
 //
@@ -27,6 +27,18 @@
 // only every sixth time, with "closed": true for each GPU. utilization is null if it is unknown. It needs no
 // privileges.
 //
+// A line on its standard input is a command: to save the GPU memory of a process of the same user, to restore it, or to
+// look at its state. The answer is a line among the samples. It comes when the driver is ready:
+//
+//	{"id": "1", "do": "save", "pid": 4711}
+//	{"answer": "1", "state": "saved", "seconds": 0.44}
+//	{"id": "2", "do": "restore", "pid": 4711}
+//	{"answer": "2", "state": "running", "seconds": 0.24}
+//
+// A command that fails has a failure, and the state says what became of the process: {"call":
+// "cuCheckpointProcessLock", "code": 600, "text": "device not ready"}. Commands that have begun end, even when the
+// standard input has been closed.
+//
 //	ekg-gpu list
 //
 // prints the GPUs of the machine, whether or not they are used:
@@ -49,7 +61,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -131,9 +142,11 @@ func watch(args []string) int {
 		fmt.Fprintf(os.Stderr, "ekg-gpu: --every takes a time from %s, and there are no other arguments\n", shortestEvery)
 		return 2
 	}
-	gone := readerGone(os.Stdin, lastCall, os.Exit)
-	w := &watcher{meter: meter{lib: nvml.New(), hostPIDs: inHostPIDs()}, every: *every, now: time.Now, out: os.Stdout,
-		parent: gone}
+	out := &shared{to: os.Stdout}
+	asked := &commands{do: (&cuda{library: "libcuda.so.1"}).do, out: out}
+	defer asked.wait()
+	w := &watcher{meter: meter{lib: nvml.New(), hostPIDs: inHostPIDs()}, every: *every, now: time.Now, out: out,
+		parent: asked.follow(os.Stdin, lastCall, os.Exit)}
 	w.inUse = gpuFiles{proc: "/proc", devices: "/sys/bus/pci/drivers/nvidia", session: *session}.inUse
 	if *devices != "" {
 		w.only = strings.Split(*devices, ",")
@@ -143,19 +156,6 @@ func watch(args []string) int {
 		return 1
 	}
 	return 0
-}
-
-// readerGone returns a channel that is closed when the program that reads the samples has ended: then in ends. If the
-// driver holds a call for longer than patience after that, exit ends this program.
-func readerGone(in io.Reader, patience time.Duration, exit func(int)) <-chan struct{} {
-	gone := make(chan struct{})
-	go func() { // it ends with the program
-		_, _ = io.Copy(io.Discard, in) // any end is the end
-		close(gone)
-		time.Sleep(patience)
-		exit(1)
-	}()
-	return gone
 }
 
 // hostPIDNamespace is the target of /proc/self/ns/pid in the machine's own PID namespace: PROC_PID_INIT_INO of Linux'

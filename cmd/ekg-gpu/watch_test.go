@@ -285,7 +285,7 @@ func TestWatch_Run(t *testing.T) {
 func TestReaderGone(t *testing.T) {
 	in, reader := io.Pipe()
 	code := make(chan int, 1)
-	gone := readerGone(in, time.Millisecond, func(c int) { code <- c })
+	gone := (&commands{out: io.Discard}).follow(in, time.Millisecond, func(c int) { code <- c })
 	select {
 	case <-gone:
 		t.Fatal("the reader is gone before it ends")

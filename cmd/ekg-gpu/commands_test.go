@@ -1,0 +1,307 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+)
+
+// helperVariable makes the test's program ekg-gpu watch.
+const helperVariable = "EKG_GPU_TEST_HELPER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(helperVariable) != "" {
+		os.Exit(watch(nil))
+	}
+	os.Exit(m.Run())
+}
+
+// worker is a kernel in short: a process with memory of the GPU, which runs a line of Python at a time.
+const worker = `
+import ctypes, sys, threading
+cuda = ctypes.CDLL(sys.argv[1])
+def call(name, *args):
+    code = getattr(cuda, name)(*args)
+    assert code == 0, f"{name} returned {code}"
+at = ctypes.c_uint64()
+def begin(size):
+    context = ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
+    call("cuMemcpyHtoD_v2", at, b"variables", ctypes.c_size_t(9))
+def held():
+    text = ctypes.create_string_buffer(9)
+    call("cuMemcpyDtoH_v2", text, at, ctypes.c_size_t(9))
+    return text.raw.decode()
+computing = None
+def compute(milliseconds):
+    global computing
+    computing = threading.Thread(target=call, args=("ekgCompute", milliseconds))
+    computing.start()
+for line in sys.stdin:
+    print(eval(line), flush=True)
+`
+
+// machine is a machine with one GPU: the stand-in for NVIDIA's library in a folder of its own.
+type machine struct {
+	t   *testing.T
+	dir string
+}
+
+func newMachine(t *testing.T) *machine {
+	m := &machine{t, t.TempDir()}
+	if out, err := exec.Command("cc", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o", m.library(),
+		"../../testdata/cuda/cuda.c").CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	return m
+}
+
+func (m *machine) library() string { return filepath.Join(m.dir, "libcuda.so.1") }
+
+// set writes a file of the stand-in.
+func (m *machine) set(file, text string) {
+	m.t.Helper()
+	if err := os.WriteFile(filepath.Join(m.dir, file), []byte(text), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// conversation is a program that answers each line with a line.
+type conversation struct {
+	t       *testing.T
+	process *os.Process
+	in      io.WriteCloser
+	out     *bufio.Scanner
+}
+
+func converse(t *testing.T, cmd *exec.Cmd) *conversation {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return &conversation{t, cmd.Process, in, bufio.NewScanner(out)}
+}
+
+func (c *conversation) say(line string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *conversation) answer() string {
+	c.t.Helper()
+	defer time.AfterFunc(30*time.Second, func() { _ = c.process.Kill() }).Stop()
+	if !c.out.Scan() {
+		c.t.Fatal("the program has ended", c.out.Err())
+	}
+	return c.out.Text()
+}
+
+func (c *conversation) want(line, answer string) {
+	c.t.Helper()
+	c.say(line)
+	if got := c.answer(); got != answer {
+		c.t.Fatalf("%s: got %q, want %q", line, got, answer)
+	}
+}
+
+// worker starts a process that uses CUDA, with bytes of the GPU.
+func (m *machine) worker(bytes int) *conversation {
+	m.t.Helper()
+	w := converse(m.t, exec.Command("python3", "-c", worker, m.library()))
+	w.want(fmt.Sprintf("begin(%d)", bytes), "None")
+	return w
+}
+
+// helper starts ekg-gpu watch.
+func (m *machine) helper() *helper {
+	m.t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), helperVariable+"=1", "LD_LIBRARY_PATH="+m.dir)
+	return &helper{converse(m.t, cmd)}
+}
+
+type helper struct{ *conversation }
+
+// asks sends a command.
+func (h *helper) asks(do gpu.Action, of *conversation) {
+	h.t.Helper()
+	line, err := json.Marshal(gpu.Command{ID: string(do), Do: do, PID: of.process.Pid})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.say(string(line))
+}
+
+// answers returns the next answer, which comes among samples.
+func (h *helper) answers() (a gpu.Answer) {
+	h.t.Helper()
+	for a.ID == "" && a.Failure == nil {
+		if err := json.Unmarshal([]byte(h.answer()), &a); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	return a
+}
+
+// does carries out a command and checks the state after it. failed is a part of the failure's text; "": there is none.
+func (h *helper) does(do gpu.Action, of *conversation, want gpu.CUDAState, failed string) {
+	h.t.Helper()
+	h.asks(do, of)
+	h.wants(do, want, failed)
+}
+
+func (h *helper) wants(do gpu.Action, want gpu.CUDAState, failed string) {
+	h.t.Helper()
+	a := h.answers()
+	text := ""
+	if a.Failure != nil {
+		text = a.Failure.Error()
+	}
+	if a.ID != string(do) || a.State != want || (failed == "") != (text == "") || !strings.Contains(text, failed) {
+		h.t.Errorf("%s: got %+v, %q; want %q, %q", do, a, text, want, failed)
+	}
+}
+
+// A process gives its GPU memory back and has it again. Its calls of CUDA wait in between, and nothing else does.
+func TestCommands_SaveAndRestore(t *testing.T) {
+	m := newMachine(t)
+	w, h := m.worker(64<<20), m.helper()
+	h.does(gpu.Look, w, gpu.CUDARunning, "")
+	h.does(gpu.Save, w, gpu.CUDASaved, "")
+	h.does(gpu.Save, w, gpu.CUDASaved, "") // nothing is left to do
+	h.does(gpu.Look, w, gpu.CUDASaved, "")
+	w.want("compute(0)", "None")
+	w.want("computing.is_alive()", "True")
+	h.does(gpu.Restore, w, gpu.CUDARunning, "")
+	w.want("computing.join()", "None")
+	w.want("held()", "variables")
+	h.does(gpu.Restore, w, gpu.CUDARunning, "")
+}
+
+// Two processes with most of one GPU use it in turns. A restore without enough memory leaves the process as it was.
+func TestCommands_InTurns(t *testing.T) {
+	m := newMachine(t)
+	m.set("total", fmt.Sprint(100<<20))
+	first, h := m.worker(60<<20), m.helper()
+	h.does(gpu.Save, first, gpu.CUDASaved, "")
+	second := m.worker(60 << 20)
+	h.does(gpu.Restore, first, gpu.CUDASaved, "cuCheckpointProcessRestore with 2 (out of memory)")
+	h.does(gpu.Save, second, gpu.CUDASaved, "")
+	h.does(gpu.Restore, first, gpu.CUDARunning, "")
+	first.want("held()", "variables")
+	h.does(gpu.Save, first, gpu.CUDASaved, "")
+	h.does(gpu.Restore, second, gpu.CUDARunning, "")
+	second.want("held()", "variables")
+}
+
+// A process that computes is left as it is, and a process whose save fails computes on.
+func TestCommands_NotSaved(t *testing.T) {
+	m := newMachine(t)
+	w, h := m.worker(1<<20), m.helper()
+	w.want("compute(1 << 20)", "None")
+	h.does(gpu.Save, w, gpu.CUDARunning, "cuCheckpointProcessLock with 600 (device not ready)")
+	other := m.worker(1 << 20)
+	m.set("fault", cuCheckpoint+" 999")
+	h.does(gpu.Save, other, gpu.CUDARunning, cuCheckpoint+" with 999")
+	other.want("held()", "variables")
+	h.does(gpu.Save, other, gpu.CUDASaved, "")
+	m.set("fault", cuUnlock+" 999")
+	h.does(gpu.Restore, other, gpu.CUDALocked, cuUnlock+" with 999")
+	h.does(gpu.Restore, other, gpu.CUDARunning, "")
+	other.want("held()", "variables")
+}
+
+// A helper dies in the middle, at each of its calls. Another one finds out what has become of the process, and goes on.
+func TestCommands_HelperDies(t *testing.T) {
+	m := newMachine(t)
+	m.set("pace", "1000")
+	w := m.worker(64 << 20)
+	for _, call := range []string{cuGetState, cuLock, cuCheckpoint, cuRestore, cuUnlock} {
+		do := gpu.Save
+		if call == cuRestore || call == cuUnlock {
+			do = gpu.Restore
+			m.helper().does(gpu.Save, w, gpu.CUDASaved, "")
+		}
+		m.set("fault", call+" -1")
+		dies := m.helper()
+		dies.asks(do, w)
+		for dies.out.Scan() { // until it has ended
+		}
+		next := m.helper()
+		if do == gpu.Save {
+			next.does(gpu.Save, w, gpu.CUDASaved, "")
+		}
+		next.does(gpu.Restore, w, gpu.CUDARunning, "")
+		w.want("held()", "variables")
+	}
+}
+
+// A helper whose reader is gone ends what it has begun. A second command for a process is refused meanwhile.
+func TestCommands_ReaderGone(t *testing.T) {
+	m := newMachine(t)
+	m.set("pace", "10000")
+	w, h := m.worker(64<<20), m.helper() // 640 ms
+	h.asks(gpu.Save, w)
+	h.does(gpu.Look, w, gpu.CUDAUnknown, "has not ended")
+	began := time.Now()
+	if err := h.in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if h.wants(gpu.Save, gpu.CUDASaved, ""); time.Since(began) > 5*time.Second {
+		t.Errorf("the save took %v", time.Since(began))
+	}
+	m.helper().does(gpu.Restore, w, gpu.CUDARunning, "")
+	w.want("held()", "variables")
+}
+
+// Where the driver cannot do it, the answer says why.
+func TestCommands_NoDriver(t *testing.T) {
+	m := newMachine(t)
+	w := m.worker(1 << 20)
+	for library, want := range map[string]string{
+		"/nowhere/libcuda.so.1": "cannot be loaded: ",
+		"libm.so.6":             "it has no cuInit",
+	} {
+		a := (&cuda{library: library}).do(gpu.Command{ID: "1", Do: gpu.Save, PID: w.process.Pid})
+		if a.State != gpu.CUDAUnknown || a.Failure == nil || !strings.Contains(a.Failure.Error(), want) {
+			t.Errorf("%s: got %+v", library, a)
+		}
+	}
+	m.set("fault", cuInit+" 100")
+	h := m.helper()
+	h.does(gpu.Save, w, gpu.CUDAUnknown, "cuInit with 100")
+	h.does(gpu.Save, w, gpu.CUDASaved, "") // the driver has come
+	h.say("not JSON")
+	h.wants("", gpu.CUDAUnknown, "not a command of ekg-gpu")
+	h.say(strings.Repeat("x", 3*maxCommand))
+	h.wants("", gpu.CUDAUnknown, "not a command of ekg-gpu")
+	h.does(gpu.Look, w, gpu.CUDASaved, "")
+}
