@@ -168,7 +168,8 @@ func (x *fuzzed) stored(t *testing.T) {
 			t.Errorf("the launcher got %+v", req)
 		}
 		for name, value := range req.Env {
-			if !validName.MatchString(name) || !strings.HasPrefix(name, "KERNEL_") && name != "EXTRA" ||
+			own := strings.HasPrefix(name, "KERNEL_") || name == "EXTRA" || name == kernels.SessionVariable
+			if !validName.MatchString(name) || !own ||
 				strings.ContainsRune(value, 0) || !utf8.ValidString(value) {
 				t.Errorf("variable %q is %q", name, value)
 			}

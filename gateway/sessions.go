@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"net/http"
+	"path"
 	"slices"
 	"sync"
 
@@ -273,7 +275,7 @@ func (ss *sessions) createSession(w http.ResponseWriter, r *call) error {
 			id = req.kernelID
 		}
 	}
-	return ss.startForSession(r, id, req.kernelName, func(k launcher.Kernel) error {
+	return ss.startForSession(r, s, id, req.kernelName, func(k launcher.Kernel) error {
 		return ss.storeSession(w, r, http.StatusCreated, s, k)
 	})
 }
@@ -302,14 +304,25 @@ func (ss *sessions) sessionKernel(ctx context.Context, who kernels.Caller, id st
 	return k, nil
 }
 
-// startForSession starts a kernel, with an id if the client has chosen one. An unknown name is 501 here, as in Jupyter
-// Server.
-func (ss *sessions) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
-	err := ss.kernels.Start(r.Context(), &r.Act, kernels.Wish{ID: id, Name: name}, answer)
+// startForSession starts a session's kernel, with an id if the client has chosen one. An unknown name is 501 here, as in
+// Jupyter Server.
+func (ss *sessions) startForSession(
+	r *call, s launcher.Session, id, name string, answer func(launcher.Kernel) error,
+) error {
+	wish := kernels.Wish{ID: id, Name: name, Env: map[string]string{kernels.SessionVariable: fileOf(s)}}
+	err := ss.kernels.Start(r.Context(), &r.Act, wish, answer)
 	if errors.Is(err, kernels.ErrNoSpec) {
 		return &problem{status: http.StatusNotImplemented, message: problemOf(r, err).message, short: true}
 	}
 	return err
+}
+
+// fileOf returns what Jupyter Server tells a kernel of its session: the name beside the path, where both are given.
+func fileOf(s launcher.Session) string {
+	if s.Name == "" || path.IsAbs(s.Name) {
+		return cmp.Or(s.Name, s.Path)
+	}
+	return path.Join(path.Dir(s.Path), s.Name)
 }
 
 // storeSession stores a session with its kernel, replacing one of the same id, and answers with it.
@@ -398,7 +411,7 @@ func (ss *sessions) patchSession(w http.ResponseWriter, r *call) error {
 		}
 		return ss.moveSession(w, r, s, f, k)
 	}
-	return ss.startForSession(r, "", req.kernelName, func(k launcher.Kernel) error {
+	return ss.startForSession(r, s, "", req.kernelName, func(k launcher.Kernel) error {
 		return ss.moveSession(w, r, s, f, k)
 	})
 }

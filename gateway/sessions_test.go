@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -214,4 +215,39 @@ func TestSessions_OldForms(t *testing.T) {
 	g.do("PATCH", "/api/sessions/"+s.ID, `{"notebook": {"path": "c.ipynb"}}`).want(t, 200, `"type":"notebook"`)
 	g.do("POST", "/api/sessions", `null`).want(t, 400, "No JSON data provided")
 	g.do("POST", "/api/kernels", `null`).want(t, 201, "python3")
+}
+
+// TestSessions_Name: the kernel of a session knows its file, as with Jupyter Server.
+func TestSessions_Name(t *testing.T) {
+	g := startGateway(t, nil)
+	for body, want := range map[string]string{
+		`{"path": "a/b.ipynb", "name": "b.ipynb", "type": "notebook"}`: "a/b.ipynb",
+		`{"path": "a/c.ipynb", "type": "notebook"}`:                    "a/c.ipynb",
+		`{"path": "a/d.ipynb", "name": "", "type": "notebook"}`:        "a/d.ipynb",
+		`{"path": "console-1-x", "name": "Console 1", "type": "x"}`:    "Console 1",
+		`{"path": "/w/e.ipynb", "name": "/w/e.ipynb", "type": "x"}`:    "/w/e.ipynb",
+		`{"notebook": {"path": "f/g.ipynb"}}`:                          "f/g.ipynb",
+	} {
+		before := len(g.fake.requests())
+		g.do("POST", "/api/sessions", body).want(t, 201, "")
+		if got := g.fake.requests()[before].Env["JPY_SESSION_NAME"]; got != want {
+			t.Errorf("%s: JPY_SESSION_NAME is %q, want %q", body, got, want)
+		}
+	}
+	before := len(g.fake.requests())
+	g.do("POST", "/api/kernels", `{"env": {"JPY_SESSION_NAME": "/home/ann/x.ipynb", "JPY_OTHER": "1"}}`).want(t, 201, "")
+	if env := g.fake.requests()[before].Env; env["JPY_SESSION_NAME"] != "/home/ann/x.ipynb" || env["JPY_OTHER"] != "" {
+		t.Errorf("a Jupyter server's session: %v", env)
+	}
+	var session struct{ ID string }
+	r := g.do("POST", "/api/sessions", `{"path": "h.ipynb", "type": "notebook"}`)
+	if err := json.Unmarshal([]byte(r.body), &session); err != nil {
+		t.Fatal(err)
+	}
+	before = len(g.fake.requests())
+	g.do("PATCH", "/api/sessions/"+session.ID, `{"path": "m/n.ipynb", "name": "n.ipynb", "kernel": {"name": "python3"}}`).
+		want(t, 200, "")
+	if got := g.fake.requests()[before].Env["JPY_SESSION_NAME"]; got != "m/n.ipynb" {
+		t.Errorf("PATCH: JPY_SESSION_NAME is %q, want m/n.ipynb", got)
+	}
 }

@@ -24,10 +24,13 @@ type Wish struct {
 	Env    map[string]string `json:"env,omitempty"`    // see Service.MaySet
 }
 
-// MaySet reports whether a client may set a variable: KERNEL_* and Options.ClientEnv. A start ignores all others,
-// because Jupyter Server 1.x sends its complete environment.
+// SessionVariable names the file of the kernel's session. ipykernel's variable __session__ has it.
+const SessionVariable = "JPY_SESSION_NAME"
+
+// MaySet reports whether a client may set a variable: KERNEL_*, SessionVariable and Options.ClientEnv. A start ignores
+// all others, because Jupyter Server 1.x sends its complete environment.
 func (s *Service) MaySet(variable string) bool {
-	return strings.HasPrefix(variable, "KERNEL_") || s.clientEnv[variable]
+	return strings.HasPrefix(variable, "KERNEL_") || variable == SessionVariable || s.clientEnv[variable]
 }
 
 // request looks up what a wish names.

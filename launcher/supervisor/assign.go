@@ -265,9 +265,11 @@ func isPython(info []byte) error {
 }
 
 // pythonProgram sets the variables and the working directory. A folder that cannot be entered is ignored, as when the
-// process is started.
-const pythonProgram = `import os
+// process is started. ipykernel reads the session's file when it starts.
+const pythonProgram = `import os, sys
 os.environ.update(env)
+if 'JPY_SESSION_NAME' in env and 'ipykernel' in sys.modules:
+    sys.modules['IPython'].get_ipython().user_ns['__session__'] = env['JPY_SESSION_NAME']
 if dir:
     try:
         os.chdir(dir)

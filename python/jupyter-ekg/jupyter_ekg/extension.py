@@ -20,6 +20,7 @@ def load(serverapp):
     if not GatewayClient.instance(parent=serverapp).gateway_enabled:
         serverapp.log.debug("jupyter-ekg: no gateway is configured, nothing to do")
         return
+    _forward_session_name(GatewayClient.instance())
     settings = serverapp.web_app.settings
     handlers.add(serverapp.web_app, settings["base_url"], Watch(serverapp.log))
     jobs.keep_kernels_of_jobs(serverapp.kernel_manager, serverapp.log)
@@ -40,3 +41,8 @@ def load(serverapp):
     settings["kernel_websocket_connection_class"] = EkgWebsocketConnection
     serverapp.kernel_websocket_connection_class = EkgWebsocketConnection
     serverapp.log.info("jupyter-ekg %s relays kernels of %s", __version__, GatewayClient.instance().url)
+
+
+def _forward_session_name(client):
+    """Makes jupyter_server send the variable that names a session's file. Its local kernels have it."""
+    client.allowed_envs = ",".join(name for name in (client.allowed_envs, "JPY_SESSION_NAME") if name)

@@ -14,7 +14,7 @@ from . import gateway
 
 _STATES = ("queued", "starting", "running")  # of jobs that have not ended
 _ENDED_CELLS = ("completed", "failed")  # papermill's status of a cell that has run
-_NO_JOBS = (404, 405, 501)  # statuses of a gateway that runs no jobs
+_NO_JOBS = (404, 405)  # statuses of a gateway that runs no jobs
 _ASK = 10.0  # seconds for which a server that ends waits for the gateway
 
 

@@ -56,8 +56,9 @@ class Notebook:
         return alike[0] if len(alike) == 1 else None
 
     def restore(self, cell: dict[str, Any], execution: Execution, widgets: dict[str, Any]) -> bool:
-        """Writes an execution's outputs and count into a cell, and the widgets that these show. Returns False if the file
-        has them already."""
+        """Writes an execution's outputs and count into a cell, and the widgets that these show.
+
+        Returns False if the file has them already."""
         before, after = _with(rejoin_lines, cell.get("outputs") or []), execution.outputs
         count = execution.count if execution.count is not None else cell.get("execution_count")
         shows = any(_WIDGET in output.get("data", {}) for output in after)

@@ -11,7 +11,7 @@ export interface IExecution {
   code: string | null;
   /** The execution count. */
   count: number | null;
-  /** The counts of this and of earlier runs of the cell's source in the kernel's session. Absent from an older server. */
+  /** The counts of this and of earlier runs of the source in the kernel's session. An older server has none. */
   counts?: number[] | undefined;
   running: boolean;
   /** How many messages of the execution the log has lost. */
@@ -37,4 +37,29 @@ export type Executions = Record<string, IExecution>;
 export async function fetchExecutions(kernelId: string, summary = false): Promise<Executions> {
   const response = await request(['kernels', kernelId, 'outputs'], {}, summary ? '?summary=1' : '');
   return (await response.json()).cells;
+}
+
+/**
+ * Why a cell keeps its outputs; undefined if the execution can replace them. It can if it is the cell's run, or a later
+ * one in the kernel's same session, and the log has it without a gap. A run that goes on is later than a file's.
+ */
+export function reasonToKeep(
+  { code, count, counts = count === null ? [] : [count], lost, beginning_lost, running }: IExecution,
+  source: string,
+  present: number | null,
+  empty: boolean
+): string | undefined {
+  if (code !== null && source !== code) {
+    return 'its source was changed since it ran';
+  }
+  if (empty && present === null) {
+    return undefined;
+  }
+  if (lost > 0 || beginning_lost) {
+    return 'the log has lost a part of its output';
+  }
+  if (present !== null && !running && !counts.includes(present)) {
+    return `the log has no run [${present}] of it, but only [${count ?? ' '}]`;
+  }
+  return undefined;
 }

@@ -6,7 +6,7 @@ import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { ISignal } from '@lumino/signaling';
 
 import { hideDuplicates } from './duplicates';
-import type { Executions, IExecution } from './log';
+import { type Executions, type IExecution, reasonToKeep } from './log';
 import { canonical, withoutTransient } from './outputs';
 import { Prompts } from './prompts';
 import { Problem } from './request';
@@ -167,7 +167,8 @@ export class Restorer {
       if (!isCode(cell) || !execution || this.isOfPage(cell, execution, kernel)) {
         continue;
       }
-      const why = reasonToKeep(cell, execution);
+      const source = cell.sharedModel.getSource();
+      const why = reasonToKeep(execution, source, cell.executionCount, cell.outputs.length === 0);
       if (why) {
         if (differs(cell, execution)) {
           restored.kept.push(`cell ${i + 1}: ${why}`);
@@ -255,28 +256,6 @@ export interface IRestored {
   changed: number;
   /** The cells that keep other outputs than the log has, with the reasons. */
   kept: string[];
-}
-
-/**
- * Why a cell keeps its outputs; undefined if the execution can replace them. It can if it is the cell's run, or a later
- * one in the kernel's same session, and the log has it without a gap. A run that goes on is later than a file's.
- */
-function reasonToKeep(model: ICodeCellModel, execution: IExecution): string | undefined {
-  const { code, count, counts = [count], lost, beginning_lost, running } = execution;
-  const present = model.executionCount;
-  if (code !== null && model.sharedModel.getSource() !== code) {
-    return 'its source was changed since it ran';
-  }
-  if (model.outputs.length === 0 && present === null) {
-    return undefined;
-  }
-  if (lost > 0 || beginning_lost) {
-    return 'the log has lost a part of its output';
-  }
-  if (present !== null && !running && !counts.includes(present)) {
-    return `the log has no run [${present}] of it, but only [${count ?? ' '}]`;
-  }
-  return undefined;
 }
 
 /** Whether an execution is later than what the cell has, or has more of the same. */

@@ -335,6 +335,24 @@ def test_log_route(server):
     run(main())
 
 
+def test_the_kernel_knows_the_file_of_its_session(server):
+    """As a local kernel does. No other variable of the server's session is sent."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3"}}
+            async with browser.post(server.url + "/api/sessions", json=session) as response:
+                assert response.status == 201, await response.text()
+                made = await response.json()
+            env = supervisor.starts[-1]["env"]
+            assert env.pop("JPY_SESSION_NAME").endswith("a.ipynb")
+            assert [name for name in env if not name.startswith("KERNEL_")] == []
+            async with browser.delete(f"{server.url}/api/sessions/{made['id']}") as response:
+                assert response.status == 204, await response.text()
+
+    run(main())
+
+
 def test_outputs_route(server):
     """The server reads the outputs of cells from the log. Users who may read the log get them."""
 

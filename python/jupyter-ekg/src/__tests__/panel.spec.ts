@@ -260,6 +260,8 @@ test('cells whose output is not in the file are those that opening restores', ()
       cell('ran', ['a\n', 'b'], null),
       cell('saved', 'c', 7),
       cell('edited', 'd2', null),
+      cell('later', 'f', 3),
+      cell('older', 'g', 9),
       cell('never', 'e', null)
     ]
   };
@@ -267,10 +269,12 @@ test('cells whose output is not in the file are those that opening restores', ()
     ran: execution('a\nb', ''),
     saved: execution('c', ''),
     edited: execution('d', ''),
-    gone: execution('f', '')
+    later: execution('f', '', { counts: [3, 7] }),
+    older: execution('g', ''),
+    gone: execution('h', '')
   };
-  assert.equal(countCells(notebook, executions), 1);
-  assert.equal(countCells(notebook, { ran: execution('a\nb', '', { beginning_lost: true }) }), 0);
+  assert.equal(countCells(notebook, executions), 2);
+  assert.equal(countCells(notebook, { later: execution('f', '', { counts: [3, 7], beginning_lost: true }) }), 0);
 });
 
 test('a log is read once for each activity and each time of the file', async () => {

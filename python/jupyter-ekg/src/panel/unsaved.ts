@@ -1,6 +1,6 @@
 import type * as nbformat from '@jupyterlab/nbformat';
 
-import type { Executions } from '../log';
+import { type Executions, reasonToKeep } from '../log';
 import type { IKernelModel } from './kernels';
 import type { IRow } from './rows';
 
@@ -101,16 +101,15 @@ export class Unsaved {
   private checking = false;
 }
 
-/** Counts the cells that opening the notebook would change: those that ran as they are, after the file was saved. */
+/** Counts the cells that opening the notebook would change. */
 export function countCells(notebook: nbformat.INotebookContent, executions: Executions): number {
   return notebook.cells.filter(cell => {
     const execution = executions[String(cell.id)];
-    return (
-      cell.cell_type === 'code' &&
-      execution !== undefined &&
-      !execution.beginning_lost &&
-      (Array.isArray(cell.source) ? cell.source.join('') : cell.source) === execution.code &&
-      cell.execution_count !== execution.count
-    );
+    if (cell.cell_type !== 'code' || execution === undefined) {
+      return false;
+    }
+    const source = Array.isArray(cell.source) ? cell.source.join('') : cell.source;
+    const { execution_count: count, outputs } = cell as nbformat.ICodeCell;
+    return count !== execution.count && !reasonToKeep(execution, source, count, outputs.length === 0);
   }).length;
 }
