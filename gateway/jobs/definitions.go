@@ -37,7 +37,7 @@ type Definition struct {
 	Next    time.Time `json:"next,omitzero"`    // when it is due next
 	Due     time.Time `json:"due,omitzero"`     // when it was due last
 	Job     string    `json:"job_id,omitempty"` // that was made then
-	Reason  string    `json:"reason,omitempty"` // why no job was made then
+	Reason  string    `json:"reason,omitempty"` // why no job was made then, or why a gateway has paused it
 }
 
 // Change is what a client changes of a definition. What is nil stays.
@@ -219,13 +219,16 @@ func (d *definition) apply(c Change, now time.Time) error {
 	if c.Active != nil {
 		d.Active = *c.Active
 	}
-	if c.Schedule != nil || c.Timezone != nil {
+	if c.Schedule != nil || c.Timezone != nil || d.Active && !before.Active {
 		if _, err := d.parsed(); err != nil {
 			return err
 		}
 	}
 	if d.Schedule != before.Schedule || d.Timezone != before.Timezone || d.Active && !before.Active {
 		d.Since = now
+	}
+	if d.Active && !before.Active {
+		d.Reason = "" // it said why it was paused
 	}
 	d.Updated = now
 	return nil

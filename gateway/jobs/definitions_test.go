@@ -156,6 +156,38 @@ func TestManager_RemovedBeforeItIsNoted(t *testing.T) {
 	})
 }
 
+// TestManager_EarlierSchedule: a stored schedule that an earlier release took is paused, and its owner reads why. The
+// others go on. It cannot be resumed as it is.
+func TestManager_EarlierSchedule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, end := gatewayAt(calm, &launchertest.MemoryRecords{}, newCluster(9), Policy{}, time.Second)
+		defer end()
+		id, other := define(t, m, "ann", "last day", "@daily", ""), define(t, m, "bob", "hours", "0 * * * *", "")
+		_, err := m.store.changeDefinition(t.Context(), id, func(d *definition) error {
+			d.Schedule = "0 0 L * *"
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(61 * time.Minute)
+		d, err := m.Definition(t.Context(), id)
+		if err != nil || d.Active || !strings.Contains(d.Reason, "paused: ") || !strings.Contains(d.Reason, "L, W or #") {
+			t.Errorf("it is %+v, %v", d, err)
+		}
+		wantDues(t, m, other, "01-01 01:00")
+		yes, cron := true, "0 0 28 * *"
+		var invalid *InvalidError
+		if _, err := m.ChangeDefinition(t.Context(), id, Change{Active: &yes}); !errors.As(err, &invalid) {
+			t.Errorf("resumed as it is: %v", err)
+		}
+		d, err = m.ChangeDefinition(t.Context(), id, Change{Active: &yes, Schedule: &cron})
+		if err != nil || !d.Active || d.Reason != "" {
+			t.Errorf("resumed with another schedule: %+v, %v", d, err)
+		}
+	})
+}
+
 func TestManager_Definitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)

@@ -46,8 +46,13 @@ func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error
 			known[key] = s.known[key]
 		}
 		if known[key] == nil {
-			if known[key], err = d.parsed(); err != nil {
-				s.m.log.Error("a job definition is never due", logkey.Definition, d.ID, logkey.Err, err)
+			if known[key], err = d.parsed(); err != nil { // an earlier release took it
+				s.m.pause(ctx, d.ID, func(d *definition) string {
+					if _, err := d.parsed(); err != nil {
+						return err.Error()
+					}
+					return ""
+				})
 				continue
 			}
 		}
@@ -55,6 +60,25 @@ func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error
 	}
 	s.known = known
 	return active, nil
+}
+
+// pause pauses a definition with a reason that its owner reads. why returns "" if there is none any more.
+func (m *Manager) pause(ctx context.Context, id string, why func(*definition) string) {
+	reason := ""
+	_, err := m.store.changeDefinition(ctx, id, func(d *definition) error {
+		if reason = why(d); reason == "" || !d.scheduled() {
+			reason = ""
+			return errSame
+		}
+		d.Active, d.Reason = false, "it is paused: "+reason
+		return nil
+	})
+	switch {
+	case err != nil && !errors.Is(err, launcher.ErrNoRecord) && ctx.Err() == nil:
+		m.log.Warn("a job definition cannot be paused; this is tried again", logkey.Definition, id, logkey.Err, err)
+	case err == nil && reason != "":
+		m.log.Warn("a job definition is paused", logkey.Definition, id, logkey.Reason, reason)
+	}
 }
 
 // dueSpace makes the ids of jobs that are due by a schedule.

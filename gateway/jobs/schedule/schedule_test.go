@@ -32,6 +32,12 @@ func TestNext(t *testing.T) {
 		{"exactly then", "30 2 * * *", "", "2026-03-01T02:30:00Z", "03-02T02:30:00Z"},
 		{"half a minute later", "* * * * *", "", "2026-03-01T02:30:30Z", "03-01T02:31:00Z 03-01T02:32:00Z"},
 		{"a zone", "0 9 * * 1-5", "America/New_York", "2026-03-06T15:00:00Z", "03-09T13:00:00Z 03-10T13:00:00Z"},
+		{"Sunday is 7", "0 9 * * 7", "", "2026-03-06T15:00:00Z", "03-08T09:00:00Z 03-15T09:00:00Z"},
+		{"up to Sunday", "0 9 * * 6-7", "", "2026-03-06T15:00:00Z", "03-07T09:00:00Z 03-08T09:00:00Z 03-14T09:00:00Z"},
+		{"Sunday and a name", "0 9 * * 7,sat", "", "2026-03-06T15:00:00Z", "03-07T09:00:00Z 03-08T09:00:00Z"},
+		{"either day", "0 0 10 * 1", "", "2026-03-06T15:00:00Z", "03-09T00:00:00Z 03-10T00:00:00Z 03-16T00:00:00Z"},
+		{"a star with a step and a day", "0 0 */2 * 1", "", "2026-03-06T15:00:00Z", "03-09T00:00:00Z 03-23T00:00:00Z"},
+		{"each quarter", "@15minutes", "", "2026-03-06T15:00:00Z", "03-06T15:15:00Z 03-06T15:30:00Z"},
 		{"a name", "@daily", "Europe/Berlin", "2026-06-01T12:00:00Z", "06-01T22:00:00Z"},
 		{"February 29", "0 0 29 2 *", "", "2026-03-01T00:00:00Z", "02-29T00:00:00Z"},
 		{"a time that does not exist", "30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z",
@@ -98,7 +104,17 @@ func TestParse_Refusals(t *testing.T) {
 		{"61 * * * *", "", "not a cron expression"},
 		{"a b c d e", "", "not a cron expression"},
 		{"@never", "", "not a cron expression"},
-		{"@everysecond", "", "more often"},
+		{"@everysecond", "", "not a cron expression"},
+		{"@every 1s", "", "has 2 fields"},
+		{"TZ=UTC * * * *", "", "not a cron expression"},
+		{"* * * * 8", "", "not a cron expression"},
+		{"* * * * 1-8", "", "not a cron expression"},
+		{"* * * * 7-9,1", "", "not a cron expression"},
+		{"0 0 L * *", "", "L, W or #"},
+		{"0 0 15W * *", "", "L, W or #"},
+		{"0 0 * * 5#2", "", "L, W or #"},
+		{"0 0 * * 5L", "", "L, W or #"},
+		{strings.Repeat("1,", 100) + "1" + strings.Repeat(" *", 28), "", "has 257 characters, and may have 256"},
 		{"0 0 30 2 *", "", "never due"},
 		{"0 0 * * *", "Mars/Olympus", "not a time zone"},
 		{"0 0 * * *", "../etc/passwd", "not a time zone"},
@@ -106,6 +122,37 @@ func TestParse_Refusals(t *testing.T) {
 	} {
 		if _, err := Parse(test.expression, test.zone); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("Parse(%q, %q): %v, want %q", test.expression, test.zone, err, test.want)
+		}
+	}
+}
+
+// TestNext_LeapYears: February 29 is found when it is eight years away.
+func TestNext_LeapYears(t *testing.T) {
+	got := parse(t, "0 0 29 2 *", "").Next(instant(t, "2096-03-01T00:00:00Z"))
+	if want := instant(t, "2104-02-29T00:00:00Z"); !got.Equal(want) {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestParse_Cost: no expression that is accepted, and none that is refused, takes long. Expressions that search for
+// their days took seconds.
+func TestParse_Cost(t *testing.T) {
+	longest := strings.Repeat("1-59/2,", 1000) // 7 KB
+	for _, expression := range []string{
+		longest + "1 * * * *", "0 0 " + longest + "1 2 *", strings.Repeat("0 ", 8<<10),
+		"0 0 29 2 *", "0 0 30 2 *", "59 23 31 12 7", "0 0 31 2,4,6,9,11 *",
+		"0 0 29 2 " + strings.Repeat("1-6,", 60) + "0",
+	} {
+		n := testing.AllocsPerRun(1, func() { _, _ = Parse(expression, "Europe/Berlin") })
+		if n > 3000 {
+			t.Errorf("%.40q: %v allocations", expression, n)
+		}
+		began := time.Now()
+		for range 20 {
+			_, _ = Parse(expression, "Europe/Berlin")
+		}
+		if took := time.Since(began) / 20; took > 50*time.Millisecond {
+			t.Errorf("%.40q takes %s", expression, took)
 		}
 	}
 }
