@@ -16,9 +16,9 @@ func TestGPUCheck(t *testing.T) {
 		t.Skip("there is no Python")
 	}
 	out := filepath.Join(t.TempDir(), "measured.md")
-	check := func(dir string) (string, error) {
+	check := func(dir string, names ...string) (string, error) {
 		t.Helper()
-		cmd := exec.Command(python, "../gpucheck")
+		cmd := exec.Command(python, append([]string{"../gpucheck"}, names...)...)
 		cmd.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "EKG_BIN=" + dir, "EKG_GPUCHECK_OUT=" + out,
 			"EKG_GPUCHECK_SECONDS=0.1"}
 		b, err := cmd.CombinedOutput()
@@ -44,6 +44,16 @@ esac`,
 	}
 	if _, err := os.Stat(out); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a page was written without a GPU: %v", err)
+	}
+	if text, err := check(working, "idle"); err != nil || strings.Contains(text, "listed") ||
+		!strings.Contains(text, "idle: pass: ") {
+		t.Errorf("a check by name: %v, %s", err, text)
+	}
+	if text, err := check(working, "idel"); err == nil || !strings.Contains(text, "there is no check idel") {
+		t.Errorf("an unknown name: %v, %s", err, text)
+	}
+	if _, err := os.Stat(out); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a page was written for a check by name: %v", err)
 	}
 	text, err := check(working)
 	if err == nil || !strings.Contains(text, "idle: pass: 0.000; nvidia-smi 0.000") ||
