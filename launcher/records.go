@@ -44,6 +44,10 @@ type RecordKeeper interface {
 	// RecordIDs returns the ids of all records of a kind, in any order. It costs less than Records.
 	RecordIDs(ctx context.Context, kind string) ([]string, error)
 
+	// RecordStamps returns the ids of all records of a kind, or of those that are not settled, with a text that is another
+	// one when a record was replaced. "" is not known. It costs as little as RecordIDs.
+	RecordStamps(ctx context.Context, kind string, onlyOpen bool) (map[string]string, error)
+
 	// Record returns one record, or ErrNoRecord or ErrRecordDamaged.
 	Record(ctx context.Context, kind, id string) (Record, error)
 

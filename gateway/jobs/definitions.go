@@ -58,6 +58,7 @@ type definition struct {
 	Since    time.Time    `json:"since"`  // jobs are due after this time
 
 	version string // as it was read
+	light   bool   // it is from an index, and cannot be written
 }
 
 // scheduled reports whether it makes jobs by itself.
@@ -124,6 +125,9 @@ func (t store) definition(ctx context.Context, id string) (definition, error) {
 
 // writeDefinition creates the record if its version is "", else replaces it.
 func (t store) writeDefinition(ctx context.Context, d *definition) error {
+	if d.light {
+		return errLight
+	}
 	r := launcher.Record{Kind: kindDefinition, ID: d.ID, Version: d.version, Settled: !d.scheduled()}
 	return t.put(ctx, r, d, &d.version)
 }
@@ -239,7 +243,7 @@ func (m *Manager) mayDefine(ctx context.Context, owner string) error {
 	if m.policy.Definitions == 0 {
 		return nil
 	}
-	all, _, err := m.allDefinitions(ctx, m.store.keeper.Records)
+	all, _, err := m.allDefinitions(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -250,11 +254,12 @@ func (m *Manager) mayDefine(ctx context.Context, owner string) error {
 	return nil
 }
 
-// allDefinitions returns the definitions of the records that list returns, the oldest first; see decodeAll.
+// allDefinitions returns all definitions, or at least those that make jobs by themselves, the oldest first; see
+// index.read.
 func (m *Manager) allDefinitions(
-	ctx context.Context, list lister,
+	ctx context.Context, onlyOpen bool,
 ) (all []definition, damaged map[string]bool, err error) {
-	all, damaged, err = decodeAll(ctx, list, kindDefinition, decodeDefinition, func(id string, err error) {
+	all, damaged, err = m.defines.read(ctx, m.store.keeper, onlyOpen, func(id string, err error) {
 		m.log.Error("the record of a job definition cannot be read", logkey.Definition, id, logkey.Err, err)
 	})
 	slices.SortFunc(all, func(a, b definition) int { return a.Created.Compare(b.Created) })
@@ -263,7 +268,7 @@ func (m *Manager) allDefinitions(
 
 // Definitions returns the definitions for which want is true, the oldest first.
 func (m *Manager) Definitions(ctx context.Context, want func(*Definition) bool) ([]Definition, error) {
-	all, _, err := m.allDefinitions(ctx, m.store.keeper.Records)
+	all, _, err := m.allDefinitions(ctx, false)
 	if err != nil {
 		return nil, err
 	}

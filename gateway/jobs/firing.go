@@ -30,7 +30,7 @@ type scheduled struct {
 
 // Scheduled returns the definitions whose schedule is not paused.
 func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error) {
-	all, _, err := s.m.allDefinitions(ctx, s.m.store.keeper.OpenRecords)
+	all, _, err := s.m.allDefinitions(ctx, true)
 	if err != nil {
 		return nil, err
 	}

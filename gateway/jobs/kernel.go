@@ -71,7 +71,7 @@ func (m *Manager) In(ctx context.Context, kernel string) (job Job, there bool, e
 
 // in is In without one job.
 func (m *Manager) in(ctx context.Context, kernel, but string) (job Job, there bool, err error) {
-	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
+	all, _, err := m.readable(ctx, true)
 	if err != nil {
 		return Job{}, false, err
 	}

@@ -53,10 +53,10 @@ func (p *pausable) Records(ctx context.Context, kind string) ([]launcher.Record,
 	return p.MemoryRecords.Records(ctx, kind)
 }
 
-func (p *pausable) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+func (p *pausable) RecordStamps(ctx context.Context, kind string, open bool) (map[string]string, error) {
 	p.pass()
 	defer p.pass()
-	return p.MemoryRecords.OpenRecords(ctx, kind)
+	return p.MemoryRecords.RecordStamps(ctx, kind, open)
 }
 
 func (p *pausable) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {

@@ -103,6 +103,8 @@ var realTiming = timing{scan: 5 * time.Second, beat: 5 * time.Second, lease: 20 
 type Manager struct {
 	// Fixed.
 	store   store
+	index   *index[stored]
+	defines *index[definition]
 	kernels Kernels
 	policy  Policy
 	log     *slog.Logger
@@ -145,6 +147,7 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
 		orphans: map[string]map[string]bool{},
+		index:   newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
 	}
 }
 
@@ -219,7 +222,7 @@ func (m *Manager) maySubmit(ctx context.Context, owner string) error {
 	if m.policy.PerUser == 0 {
 		return nil
 	}
-	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
+	all, _, err := m.readable(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -235,9 +238,9 @@ func (m *Manager) maySubmit(ctx context.Context, owner string) error {
 	return nil
 }
 
-// readable returns the jobs of the records that list returns, those that start first in front; see decodeAll.
-func (m *Manager) readable(ctx context.Context, list lister) (all []stored, damaged map[string]bool, err error) {
-	all, damaged, err = decodeAll(ctx, list, kindJob, decode, func(id string, err error) {
+// readable returns all jobs, or at least those that have not ended, those that start first in front; see index.read.
+func (m *Manager) readable(ctx context.Context, onlyOpen bool) (all []stored, damaged map[string]bool, err error) {
+	all, damaged, err = m.index.read(ctx, m.store.keeper, onlyOpen, func(id string, err error) {
 		m.log.Error("the record of a job cannot be read", logkey.Job, id, logkey.Err, err)
 	})
 	slices.SortFunc(all, func(a, b stored) int {
@@ -248,15 +251,26 @@ func (m *Manager) readable(ctx context.Context, list lister) (all []stored, dama
 
 // List returns the jobs for which want is true, the oldest first.
 func (m *Manager) List(ctx context.Context, want func(*Job) bool) ([]Job, error) {
-	all, _, err := m.readable(ctx, m.store.keeper.Records)
+	all, _, err := m.readable(ctx, false)
 	if err != nil {
 		return nil, err
 	}
 	list := []Job{}
 	for i := range all {
-		if want(&all[i].Job) {
-			list = append(list, all[i].Job)
+		if !want(&all[i].Job) {
+			continue
 		}
+		if all[i].lacks {
+			switch s, err := m.store.job(ctx, all[i].ID); {
+			case errors.Is(err, launcher.ErrNoRecord): // it was removed meanwhile
+				continue
+			case err != nil:
+				return nil, err
+			default:
+				all[i] = s
+			}
+		}
+		list = append(list, all[i].Job)
 	}
 	slices.SortStableFunc(list, func(a, b Job) int { return a.Created.Compare(b.Created) })
 	return list, nil

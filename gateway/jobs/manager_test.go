@@ -517,12 +517,12 @@ type late struct {
 	before func()
 }
 
-func (l *late) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+func (l *late) RecordStamps(ctx context.Context, kind string, open bool) (map[string]string, error) {
 	if before := l.before; before != nil {
 		l.before = nil
 		before()
 	}
-	return l.MemoryRecords.OpenRecords(ctx, kind)
+	return l.MemoryRecords.RecordStamps(ctx, kind, open)
 }
 
 // A job that another gateway makes meanwhile, and that is the last one allowed, is returned and not refused.

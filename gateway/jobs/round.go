@@ -18,7 +18,7 @@ import (
 // after the other, in their order: one that is about to start keeps those behind it waiting.
 func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 	began, holds := time.Now(), m.holding()
-	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
+	all, _, err := m.readable(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -133,16 +133,23 @@ func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) 
 	if err := m.lease.renew(ctx, m.timing.beat); err != nil {
 		return err
 	}
-	s.tryAgain(m.name)
-	s.Holder = m.name
-	err := m.store.write(ctx, s)
+	now, err := m.store.job(ctx, s.ID) // the list has only a part of it
+	if errors.Is(err, launcher.ErrNoRecord) || err == nil && now.version != s.version {
+		return nil // the next look decides again
+	}
+	if err != nil {
+		return err
+	}
+	now.tryAgain(m.name)
+	now.Holder = m.name
+	err = m.store.write(ctx, &now)
 	if errors.Is(err, launcher.ErrRecordChanged) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	h := newHold(ctx, m, *s)
+	h := newHold(ctx, m, now)
 	m.mu.Lock()
 	m.holds[s.ID] = h
 	m.mu.Unlock()

@@ -115,6 +115,9 @@ type store struct{ keeper launcher.RecordKeeper }
 type stored struct {
 	entry
 	version string
+
+	light bool // it is from an index, and cannot be written
+	lacks bool // it is light, and lacks the parameters, too
 }
 
 // decode reads a record. The error is launcher.ErrRecordDamaged.
@@ -136,6 +139,9 @@ func (t store) job(ctx context.Context, id string) (stored, error) {
 
 // write creates the job's record if its version is "", else replaces it.
 func (t store) write(ctx context.Context, s *stored) error {
+	if s.light {
+		return errLight
+	}
 	r := launcher.Record{Kind: kindJob, ID: s.ID, Version: s.version, Settled: s.ended()}
 	return t.put(ctx, r, s.entry, &s.version)
 }
@@ -179,32 +185,6 @@ func changed[T any](read func() (T, error), do, write func(*T) error) (T, error)
 			return value, err
 		}
 	}
-}
-
-// lister is launcher.RecordKeeper's Records or OpenRecords.
-type lister func(ctx context.Context, kind string) ([]launcher.Record, error)
-
-// decodeAll returns what decode makes of the records that list returns. A record that cannot be read is reported and
-// left out; damaged has its id.
-func decodeAll[T any](
-	ctx context.Context, list lister, kind string,
-	decode func(launcher.Record) (T, error), report func(id string, err error),
-) (all []T, damaged map[string]bool, err error) {
-	records, err := list(ctx, kind)
-	if err != nil {
-		return nil, nil, err
-	}
-	all, damaged = make([]T, 0, len(records)), map[string]bool{}
-	for _, r := range records {
-		value, err := decode(r)
-		if err != nil {
-			report(r.ID, err)
-			damaged[r.ID] = true
-			continue
-		}
-		all = append(all, value)
-	}
-	return all, damaged, nil
 }
 
 // keep stores a notebook of a job or a definition and returns the record's id. No other gateway writes to that record.

@@ -7,12 +7,14 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // sweep removes jobs that have ended long ago or are too many, and notebooks without a job. One that cannot be removed
 // does not keep the others.
 func (m *Manager) sweep(ctx context.Context) error {
-	all, damaged, err := m.readable(ctx, m.store.keeper.Records)
+	all, damaged, err := m.readable(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -21,7 +23,17 @@ func (m *Manager) sweep(ctx context.Context) error {
 	named, holders := map[string]bool{}, map[string]bool{}
 	var failed []error
 	for i := range all {
-		s := &all[i]
+		full, err := m.store.job(ctx, all[i].ID) // one at a time, since a list has only a part of each
+		switch {
+		case errors.Is(err, launcher.ErrNoRecord):
+			continue
+		case errors.Is(err, launcher.ErrRecordDamaged):
+			damaged[all[i].ID] = true
+			continue
+		case err != nil:
+			return err
+		}
+		s := &full
 		ids, err := s.pieces()
 		if err != nil {
 			failed, damaged[s.ID] = append(failed, err), true
@@ -71,7 +83,7 @@ func (m *Manager) sweepUnnamed(ctx context.Context, kind string, named, damaged 
 
 // sweepDefinitions removes notebooks without a definition.
 func (m *Manager) sweepDefinitions(ctx context.Context) error {
-	all, damaged, err := m.allDefinitions(ctx, m.store.keeper.Records)
+	all, damaged, err := m.allDefinitions(ctx, false)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,18 @@ func (m *MemoryRecords) RecordIDs(ctx context.Context, kind string) (ids []strin
 	return ids, err
 }
 
+// RecordStamps returns the versions of the records of a kind.
+func (m *MemoryRecords) RecordStamps(ctx context.Context, kind string, onlyOpen bool) (map[string]string, error) {
+	all, err := m.Records(ctx, kind)
+	stamps := map[string]string{}
+	for _, r := range all {
+		if !onlyOpen || !r.Settled {
+			stamps[r.ID] = r.Version
+		}
+	}
+	return stamps, err
+}
+
 // Record returns one record.
 func (m *MemoryRecords) Record(_ context.Context, kind, id string) (launcher.Record, error) {
 	m.mu.Lock()

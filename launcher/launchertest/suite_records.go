@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -35,6 +36,7 @@ func Records(t *testing.T, a, b launcher.RecordKeeper) {
 	if _, err := b.Record(ctx, "other", "one"); !errors.Is(err, launcher.ErrNoRecord) {
 		t.Errorf("a record of another kind: %v", err)
 	}
+	stamp(t, a, b)
 	countTogether(t, a, b)
 	watch(t, a, b)
 	settle(t, a, b)
@@ -62,6 +64,37 @@ func Records(t *testing.T, a, b launcher.RecordKeeper) {
 		if _, err := a.CreateRecord(ctx, launcher.Record{Kind: "test", ID: id}); err == nil {
 			t.Errorf("a record has the id %q", id)
 		}
+	}
+}
+
+// stamp checks that one launcher sees by a record's stamp that the other one has replaced it, also many times in a row.
+func stamp(t *testing.T, a, b launcher.RecordKeeper) {
+	t.Helper()
+	ctx := limited(t)
+	r, err := a.CreateRecord(ctx, launcher.Record{Kind: "stamped", ID: "one", Data: []byte("0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for i := range 20 {
+		stamps, err := b.RecordStamps(ctx, "stamped", i%2 == 0)
+		if at, there := stamps["one"]; err != nil || !there || len(stamps) != 1 || at != "" && seen[at] {
+			t.Fatalf("stamps %v after %d changes, %v", stamps, i, err)
+		}
+		seen[stamps["one"]] = true
+		r.Data = []byte(strconv.Itoa(i % 10))
+		r.Settled = i == 19
+		if r, err = a.ReplaceRecord(ctx, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open, err := b.RecordStamps(ctx, "stamped", true)
+	all, allErr := b.RecordStamps(ctx, "stamped", false)
+	if len(open) != 0 || len(all) != 1 || err != nil || allErr != nil {
+		t.Errorf("of a settled record: %v, %v, %v, %v", open, all, err, allErr)
+	}
+	if err := a.RemoveRecord(ctx, "stamped", "one"); err != nil {
+		t.Error(err)
 	}
 }
 

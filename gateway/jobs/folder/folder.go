@@ -128,6 +128,23 @@ func (r *Records) RecordIDs(_ context.Context, kind string) (ids []string, err e
 	return ids, nil
 }
 
+// RecordStamps returns the ids of the records of a kind, with the versions that their marks name.
+func (r *Records) RecordStamps(ctx context.Context, kind string, onlyOpen bool) (map[string]string, error) {
+	ids, err := r.RecordIDs(ctx, kind)
+	stamps := make(map[string]string, len(ids))
+	for _, id := range ids {
+		mark, err := markIn(filepath.Join(r.dir, kind, id))
+		switch {
+		case gone(err):
+		case err != nil:
+			return nil, unavailable(err)
+		case !onlyOpen || filepath.Ext(mark) != settled:
+			stamps[id] = mark // "" while it is being replaced
+		}
+	}
+	return stamps, err
+}
+
 // Record returns one record.
 func (r *Records) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
 	return r.read(ctx, kind, id, false)

@@ -143,8 +143,11 @@ func (s *Store) Records(ctx context.Context, kind string) ([]launcher.Record, er
 
 // OpenRecords returns the records of a kind that are not settled.
 func (s *Store) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return s.listRecords(ctx, kind, ",!"+labelSettled)
+	return s.listRecords(ctx, kind, selectOpen)
 }
+
+// selectOpen is the part of a selector for records that are not settled.
+const selectOpen = ",!" + labelSettled
 
 func selectRecords(kind string) string {
 	return podspec.SelectManaged + "," + podspec.LabelComponent + "=" + componentRecord + "," + labelRecord + "=" +
@@ -209,6 +212,25 @@ func (s *Store) RecordIDs(ctx context.Context, kind string) ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+// RecordStamps returns the resource versions of the records of a kind.
+func (s *Store) RecordStamps(ctx context.Context, kind string, onlyOpen bool) (map[string]string, error) {
+	if err := (recordName{kind, "any"}).check(); err != nil {
+		return nil, err
+	}
+	selector := selectRecords(kind)
+	if onlyOpen {
+		selector += selectOpen
+	}
+	heads, err := s.recordObjects(ctx, selector)
+	stamps := make(map[string]string, len(heads))
+	for i := range heads {
+		if id, ok := recordID(kind, heads[i].Name); ok {
+			stamps[id] = heads[i].ResourceVersion
+		}
+	}
+	return stamps, err
 }
 
 // recordObjects returns the metadata of config maps.

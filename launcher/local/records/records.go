@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
@@ -78,6 +79,26 @@ func (s Store) recordsWith(
 		}
 	}
 	return all, nil
+}
+
+// stampAge is how old a file is whose stamp is trusted: two replacements within a tick of the clock look alike.
+const stampAge = time.Second
+
+// RecordStamps returns the ids of the records of a kind, with stamps of their files.
+func (s Store) RecordStamps(_ context.Context, kind string, onlyOpen bool) (map[string]string, error) {
+	stamps := map[string]string{}
+	_, err := s.recordNames(kind, func(e fs.DirEntry) bool {
+		info, err := e.Info()
+		if err != nil || onlyOpen && info.Mode() == settledMode {
+			return false // it has gone, or is not wanted
+		}
+		if stamps[e.Name()] = ""; time.Since(info.ModTime()) > stampAge {
+			file, _ := info.Sys().(*syscall.Stat_t)
+			stamps[e.Name()] = fmt.Sprint(file.Ino, info.ModTime().UnixNano(), info.Size(), info.Mode())
+		}
+		return true
+	})
+	return stamps, err
 }
 
 // RecordIDs returns the ids of all records of a kind.
