@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 // TestJobs_Folder: gateways with one folder have the same jobs, and store none of them with the launcher.
@@ -43,6 +45,30 @@ func TestJobs_FolderWrong(t *testing.T) {
 		o.Jobs.Dir = dir
 		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
+
+// TestJobs_WorkingDir: a job's kernel runs in the client's folder, if that is the folder of this path here.
+func TestJobs_WorkingDir(t *testing.T) {
+	g := startGateway(t, nil)
+	dir := t.TempDir()
+	const notebook = `,"notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[]}}`
+	for id, want := range map[string]string{files.FolderID(dir): dir, files.FolderID("/"): ""} {
+		body := fmt.Sprintf(`{"kernelspec":"r","env":{"KERNEL_NOTE":"x","KERNEL_WORKING_DIR":%q,"KERNEL_WORKING_DIR_ID":%q}%s`,
+			dir, id, notebook)
+		for _, route := range []string{"/api/jobs", "/api/jobs/definitions"} {
+			made := decode[jobs.Job](t, g.do("POST", route, body).want(t, 201, ""))
+			if made.WorkingDir != want {
+				t.Errorf("%s: the folder %s is %q, want %q", route, id, made.WorkingDir, want)
+			}
+			if route == "/api/jobs" {
+				continue
+			}
+			changed := decode[jobs.Job](t, g.do("PATCH", route+"/"+made.ID, `{"name":"b"}`).want(t, 200, ""))
+			if changed.WorkingDir != want {
+				t.Errorf("%s: after a change the folder %s is %q, want %q", route, id, changed.WorkingDir, want)
+			}
 		}
 	}
 }

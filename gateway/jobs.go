@@ -245,6 +245,12 @@ func (js *jobRoutes) jobStart(r *call, body object, spec string, sub *jobs.Submi
 	if spec == "" { // the default may be another one when the job starts
 		sub.Start.Name = req.Spec.Name
 	}
+	if env[launcher.FolderIDVariable] != "" {
+		if sub.WorkingDir = req.WorkingDir; sub.WorkingDir == "" {
+			delete(env, launcher.WorkingDirVariable)
+			delete(env, launcher.FolderIDVariable)
+		}
+	}
 	sub.Kernelspec, sub.Language = req.Spec.Name, req.Spec.Language
 	if req.Flavor != nil {
 		sub.Flavor = req.Flavor.Name

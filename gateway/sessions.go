@@ -304,8 +304,8 @@ func (ss *sessions) sessionKernel(ctx context.Context, who kernels.Caller, id st
 	return k, nil
 }
 
-// startForSession starts a session's kernel, with an id if the client has chosen one. An unknown name is 501 here, as in
-// Jupyter Server.
+// startForSession starts a session's kernel, with an id if the client has chosen one. An unknown name is 501 here, as
+// in Jupyter Server.
 func (ss *sessions) startForSession(
 	r *call, s launcher.Session, id, name string, answer func(launcher.Kernel) error,
 ) error {

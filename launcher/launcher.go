@@ -22,6 +22,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -115,11 +116,20 @@ type Request struct {
 // MaxLaunchTimeout is the longest KERNEL_LAUNCH_TIMEOUT that is accepted.
 const MaxLaunchTimeout = 24 * time.Hour
 
+// The client's variables of the kernel's working directory: its path, and its files.FolderID on the client's machine.
+// With the second one, a folder of the same path that is another folder is not used.
+const (
+	WorkingDirVariable = "KERNEL_WORKING_DIR"
+	FolderIDVariable   = "KERNEL_WORKING_DIR_ID"
+)
+
 // ParseEnv sets WorkingDir and LaunchTimeout from the client's variables. KERNEL_LAUNCH_TIMEOUT is in seconds and may
-// have a fraction. A KERNEL_WORKING_DIR that is not an absolute path is ignored. The error names the invalid variable.
+// have a fraction. A KERNEL_WORKING_DIR that is not an absolute path is ignored, and so is one that has not the folder
+// of KERNEL_WORKING_DIR_ID on this machine. The error names the invalid variable.
 func (r *Request) ParseEnv() error {
 	r.WorkingDir, r.LaunchTimeout = "", 0
-	if dir := r.Env["KERNEL_WORKING_DIR"]; filepath.IsAbs(dir) {
+	dir, id := r.Env[WorkingDirVariable], r.Env[FolderIDVariable]
+	if filepath.IsAbs(dir) && (id == "" || files.FolderID(dir) == id) {
 		r.WorkingDir = dir
 	}
 	text := r.Env["KERNEL_LAUNCH_TIMEOUT"]

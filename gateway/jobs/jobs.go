@@ -85,6 +85,7 @@ type Template struct {
 	AllowErrors bool   `json:"allow_errors,omitempty"`
 	InputPath   string `json:"input_path,omitempty"` // for the notebook's metadata, and for its author
 	OutputPath  string `json:"output_path,omitempty"`
+	WorkingDir  string `json:"working_dir,omitempty"` // of its kernel, if it is the client's own folder
 }
 
 // Job is a job as its owner sees it. Times are in UTC.

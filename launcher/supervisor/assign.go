@@ -265,14 +265,16 @@ func isPython(info []byte) error {
 }
 
 // pythonProgram sets the variables and the working directory. A folder that cannot be entered is ignored, as when the
-// process is started. ipykernel reads the session's file when it starts.
+// process is started, and so is another folder of the same path. ipykernel reads the session's file when it starts.
 const pythonProgram = `import os, sys
 os.environ.update(env)
 if 'JPY_SESSION_NAME' in env and 'ipykernel' in sys.modules:
     sys.modules['IPython'].get_ipython().user_ns['__session__'] = env['JPY_SESSION_NAME']
 if dir:
     try:
-        os.chdir(dir)
+        st = os.stat(dir)
+        if env.get('KERNEL_WORKING_DIR_ID', '') in ('', f'{st.st_dev}:{st.st_ino}'):
+            os.chdir(dir)
     except OSError:
         pass
 `

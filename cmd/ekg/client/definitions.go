@@ -46,6 +46,7 @@ type definitionRow struct {
 	Kernelspec string    `json:"kernelspec"`
 	Flavor     string    `json:"flavor"`
 	Owner      string    `json:"owner"`
+	WorkingDir string    `json:"working_dir"`
 	Schedule   string    `json:"schedule"` // "": it makes jobs on request only
 	Timezone   string    `json:"timezone"` // "": UTC
 	Active     bool      `json:"active"`

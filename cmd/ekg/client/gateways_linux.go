@@ -13,8 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 )
+
+// folderID identifies a folder of this machine; see files.FolderID.
+func folderID(path string) string { return files.FolderID(path) }
 
 const gatewayFiles = "gateway-*.json"
 

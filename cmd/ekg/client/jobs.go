@@ -78,6 +78,7 @@ type jobRow struct {
 	Cells      int       `json:"cells"`
 	Created    time.Time `json:"created"`
 	GPUSeconds float64   `json:"gpu_seconds"`
+	WorkingDir string    `json:"working_dir"`
 	Version    string    `json:"version"` // of the job at its gateway; "" if the gateway does not say it
 
 	whole json.RawMessage

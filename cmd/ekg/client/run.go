@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,6 +68,7 @@ func runCommand() *cli.Command {
 				Usage: "a `FILE` of parameters, YAML or JSON. Can be repeated"},
 			&cli.StringFlag{Name: "kernel", Aliases: []string{"k"},
 				Usage: "`KERNELSPEC`; default: the notebook's, else the gateway's"},
+			&cli.StringFlag{Name: "cwd", Usage: "`FOLDER` in which the kernel runs, if it sees it; default: the notebook's"},
 			&cli.StringFlag{Name: "in-kernel", Usage: "run in your running kernel with this `ID`, or the beginning of one"},
 			&cli.StringFlag{Name: "from-cell",
 				Usage: "with --in-kernel: first `CELL` to run, by its number from 1 or by its id"},
@@ -113,6 +115,10 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 	if err != nil {
 		return err
 	}
+	folder, err := r.folder(path, env)
+	if err != nil {
+		return err
+	}
 	body := map[string]any{
 		"notebook": json.RawMessage(text), "name": r.c.String("name"), "kernelspec": r.c.String("kernel"),
 		"parameters": parameters, "env": env, "tags": r.c.StringSlice("tag"), "priority": r.c.Int("priority"),
@@ -125,7 +131,7 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 		}
 	}
 	if r.c.IsSet("schedule") || r.c.IsSet("timezone") {
-		return r.scheduleNotebook(ctx, body)
+		return r.scheduleNotebook(ctx, body, folder)
 	}
 	g := r.gateways[0]
 	if g, err = r.goOn(ctx, g, body); err != nil {
@@ -142,6 +148,9 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 	if _, err := fmt.Fprintln(r.c.App.Writer, job.ID); err != nil {
 		return err
 	}
+	if err := r.noteFolder(folder, job.WorkingDir); err != nil {
+		return err
+	}
 	if output == "" && !r.c.Bool("follow") {
 		return nil
 	}
@@ -153,7 +162,7 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 }
 
 // scheduleNotebook stores a definition instead of submitting a job.
-func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any) error {
+func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any, folder string) error {
 	if r.c.String("schedule") == "" {
 		return &UsageError{errors.New("--timezone needs --schedule")}
 	}
@@ -169,6 +178,45 @@ func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any) e
 		return err
 	}
 	_, err := fmt.Fprintln(r.c.App.Writer, definition.ID)
+	return errors.Join(err, r.noteFolder(folder, definition.WorkingDir))
+}
+
+// folder adds to the kernel's variables the folder in which it runs, and returns it. "" is none: the user has set the
+// variable, or the kernel runs already.
+func (r *kernelRun) folder(notebook string, env map[string]string) (string, error) {
+	const variable = "KERNEL_WORKING_DIR"
+	chosen := r.c.String("cwd")
+	if r.c.IsSet("in-kernel") {
+		if chosen != "" {
+			return "", &UsageError{errors.New("--in-kernel has a folder already: leave out --cwd")}
+		}
+		return "", nil
+	}
+	if env[variable] != "" && chosen == "" {
+		return "", nil
+	}
+	folder, err := filepath.Abs(cmp.Or(chosen, filepath.Dir(notebook)))
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(folder); err != nil {
+		return "", err
+	} else if !info.IsDir() {
+		return "", fmt.Errorf("--cwd: %s is no folder", folder)
+	}
+	if id := folderID(folder); id != "" {
+		env[variable], env[variable+"_ID"] = folder, id
+	}
+	return folder, nil
+}
+
+// noteFolder says that the kernel does not see a folder, unless the gateway has found it.
+func (r *kernelRun) noteFolder(folder, found string) error {
+	if folder == "" || found != "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(r.c.App.ErrWriter, "ekg: the kernel does not see the folder %s, and runs in another one\n",
+		folder)
 	return err
 }
 

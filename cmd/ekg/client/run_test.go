@@ -2,6 +2,10 @@ package client
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -69,6 +73,62 @@ func TestTyped(t *testing.T) {
 	} {
 		if got, err := json.Marshal(typed(text)); err != nil || string(got) != want {
 			t.Errorf("%q is %s, %v; want %s", text, got, err, want)
+		}
+	}
+}
+
+// TestRun_Folder: the kernel's folder is the notebook's, or --cwd. The command says if the gateway does not see it.
+func TestRun_Folder(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	notebook := filepath.Join(dir, "x.ipynb")
+	if err := os.WriteFile(notebook, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	seen := true
+	var env map[string]string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body struct{ Env map[string]string }
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			t.Error(err)
+		}
+		env = body.Env
+		answer := map[string]string{"id": kernelA}
+		if seen {
+			answer["working_dir"] = env["KERNEL_WORKING_DIR"]
+		}
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	defer server.Close()
+	for _, tt := range []struct {
+		args []string
+		seen bool
+		want string // the folder that is sent
+		says string
+	}{
+		{nil, true, dir, ""},
+		{nil, false, dir, "ekg: the kernel does not see the folder " + dir + ", and runs in another one\n"},
+		{[]string{"--cwd", other}, true, other, ""},
+		{[]string{"--env", "KERNEL_WORKING_DIR=/no/data"}, false, "/no/data", ""},
+		{[]string{"--schedule", "@daily"}, false, dir,
+			"ekg: the kernel does not see the folder " + dir + ", and runs in another one\n"},
+	} {
+		seen, env = tt.seen, nil
+		args := append([]string{"run", "--gateway-url", server.URL, "--token", "x"}, tt.args...)
+		code, out, errs := ekg(t, append(args, notebook)...)
+		if code != 0 || out != kernelA+"\n" || errs != tt.says || env["KERNEL_WORKING_DIR"] != tt.want {
+			t.Errorf("%v: %d %q %q, folder %q", tt.args, code, out, errs, env["KERNEL_WORKING_DIR"])
+		}
+		wantID := folderID(tt.want) // "" for /no/data
+		if id := env["KERNEL_WORKING_DIR_ID"]; id != wantID {
+			t.Errorf("%v: the folder's id is %q, want %q", tt.args, id, wantID)
+		}
+	}
+	for _, args := range [][]string{{"--cwd", notebook}, {"--cwd", filepath.Join(dir, "none")},
+		{"--cwd", other, "--in-kernel", "5c1d"}} {
+		args = append([]string{"run", "--gateway-url", server.URL, "--token", "x"}, args...)
+		if code, _, errs := ekg(t, append(args, notebook)...); code == 0 {
+			t.Errorf("%v: %s", args, errs)
 		}
 	}
 }

@@ -411,6 +411,9 @@ func (c *Child) launch(ctx context.Context, life string, st *StartOptions) (
 	}
 	opts := c.processOptions(life, st, argv, env, file)
 	opts.WorkingDir = existingDir(opts.WorkingDir)
+	if id := env["KERNEL_WORKING_DIR_ID"]; id != "" && files.FolderID(opts.WorkingDir) != id {
+		opts.WorkingDir = "" // the client's folder of this path is another one
+	}
 	p, err = process.Start(opts)
 	var missing *process.NoProgramError
 	switch {
