@@ -65,6 +65,7 @@ var statusOf = map[kernels.Class]int{
 	kernels.Conflict:    http.StatusConflict,
 	kernels.TooMany:     http.StatusTooManyRequests,
 	kernels.Unavailable: http.StatusServiceUnavailable,
+	kernels.Full:        http.StatusInsufficientStorage,
 }
 
 // problemOf decides which error becomes which status. No other function does.

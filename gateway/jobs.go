@@ -133,6 +133,8 @@ func jobProblem(err error) error {
 			"damaged, or encrypted with another master key. An administrator of the gateway can remove it."}
 	case errors.Is(err, launcher.ErrRecordTooLarge):
 		return refuse(http.StatusRequestEntityTooLarge, "The notebook is larger than what can be stored here.")
+	case launcher.DiskFull(err):
+		return err
 	case errors.Is(err, launcher.ErrUnavailable):
 		return &problem{status: http.StatusServiceUnavailable, err: err,
 			message: "Jobs cannot be read or stored at the moment. Try again."}

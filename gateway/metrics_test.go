@@ -104,6 +104,7 @@ func busyGateway(t *testing.T) *testGateway {
 	m.KernelFailed("r", launcher.FailedImage)
 	m.ClusterRequest("list", "pods", 200, time.Millisecond)
 	m.ClusterWait("requests", time.Millisecond)
+	m.DiskFree("state", 1)
 	g.do("GET", "/api/kernels", "").want(t, 200, "")
 	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
 	poll.Until(t, "the jobs are known, and the requests are counted, which is done behind the answer", func() bool {

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -220,6 +223,14 @@ func TestKernels_PostWaits(t *testing.T) {
 		}
 		err = launcher.ErrUnavailable
 		g.do("POST", "/api/kernels", "").want(t, 503, "")
+		full := &os.PathError{Op: "mkdir", Path: "/secret", Err: syscall.ENOSPC}
+		err = fmt.Errorf("%w: %w", launcher.ErrUnavailable, full)
+		const message = `{"reason":"Disk is full","message":"The disk of the gateway is full. ` +
+			`An administrator of the gateway has to make space."}`
+		g.do("POST", "/api/kernels", "").want(t, 507, message)
+		if got := kernels.RefusalOf(kernels.Caller{}, "", jobProblem(err)); got.Class != kernels.Full {
+			t.Errorf("a job on a full disk: %+v", got)
+		}
 		err = errors.New("internal secret /path")
 		if r := g.do("POST", "/api/kernels", "").want(t, 500, ""); strings.Contains(r.body, "secret") {
 			t.Errorf("an unknown error is shown: %s", r.body)

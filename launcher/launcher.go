@@ -20,6 +20,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
@@ -70,6 +71,11 @@ func (e *GoneError) Error() string {
 
 // Is makes errors.Is(err, ErrNotFound) true.
 func (e *GoneError) Is(target error) bool { return target == ErrNotFound }
+
+// DiskFull reports whether err says that a disk of the gateway is full, or that the gateway has used up its quota.
+func DiskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
 
 // OfOther reports whether err is the end of a kernel of another owner than the given one.
 func OfOther(err error, owner string) bool {

@@ -12,13 +12,32 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 const (
-	finishScrapes  = 2 * time.Second // time for open scrapes when the gateway ends
-	metricsTimeout = time.Minute     // for a whole answer; a profile takes half of that
+	diskPace       = 15 * time.Second // between two measurements of free space
+	finishScrapes  = 2 * time.Second  // time for open scrapes when the gateway ends
+	metricsTimeout = time.Minute      // for a whole answer; a profile takes half of that
 )
+
+// measureDisks measures the free space of the gateway's disks until ctx ends. A disk that hangs delays no scrape.
+func (v *server) measureDisks(ctx context.Context, counters *metrics.Metrics) {
+	disks := map[string]string{"jobs": v.settings.Gateway.Jobs.Dir}
+	if v.settings.Launcher == "local" {
+		disks["state"] = v.settings.Local.StateDir
+	}
+	for ctx.Err() == nil {
+		for disk, dir := range disks {
+			if space, err := files.SpaceOf(dir); err == nil { // a launcher or job that needs it logs why it is missing
+				counters.DiskFree(disk, space.Free)
+			}
+		}
+		_ = goroutines.Sleep(ctx, diskPace) // its error is that of ctx
+	}
+}
 
 // serveMetrics answers scrapes in a goroutine that the registered step waits for. It does nothing without
 // --metrics-listen. An error that ends it early is sent on the channel. The port requires no token, as is usual for

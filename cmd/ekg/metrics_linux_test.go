@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -192,4 +193,28 @@ func TestServer_auditStdout(t *testing.T) {
 	if !strings.HasPrefix(lines.Text(), "ekg is ready at") || !lines.Scan() || !strings.HasPrefix(lines.Text(), "{") {
 		t.Errorf("printed %s", r.stdout)
 	}
+}
+
+// TestMeasureDisks: the free space of the state folder is a metric, and a missing folder is none.
+func TestMeasureDisks(t *testing.T) {
+	s := &settings.Settings{Launcher: "local"}
+	s.Local.StateDir, s.Gateway.Jobs.Dir = t.TempDir(), "/no/such/folder"
+	v, counters := &server{settings: s}, metrics.New("1")
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { v.measureDisks(ctx, counters); close(ended) }()
+	defer func() { end(); <-ended }()
+	poll.Until(t, "the free space of one disk", func() bool {
+		all, err := counters.Gatherer().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range all {
+			if family.GetName() == "ekg_disk_free_bytes" {
+				m := family.GetMetric()
+				return len(m) == 1 && m[0].GetLabel()[0].GetValue() == "state" && m[0].GetGauge().GetValue() > 0
+			}
+		}
+		return false
+	})
 }

@@ -153,6 +153,7 @@ func (v *server) serve(ctx context.Context) error {
 		return err
 	}
 	v.inBackground(ctx, "users", gw.Watch)
+	v.inBackground(ctx, "disks", func(ctx context.Context) { v.measureDisks(ctx, counters) })
 	v.endKernelsAndWebsockets(gw, b.launcher)
 	// Jobs are given back before kernels may be stopped, and after the listener.
 	v.inBackground(ctx, "jobs", gw.RunJobs)

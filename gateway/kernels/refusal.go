@@ -23,6 +23,7 @@ const (
 	Conflict                 // the kernel's state does not allow it
 	TooMany                  // too often; see Refusal.Retry
 	Unavailable              // the state is not known at present
+	Full                     // the gateway's disk is full
 )
 
 // Checks that may refuse a request, by their names in the audit log.
@@ -117,6 +118,9 @@ func RefusalOf(who Caller, named string, err error) *Refusal {
 		return refuse(NotFound, "The kernel does not exist any more.")
 	case errors.Is(err, launcher.ErrConflict):
 		return refuse(Conflict, "The kernel id is in use by another kernel.")
+	case launcher.DiskFull(err):
+		return &Refusal{Class: Full, Reason: "Disk is full", Err: err, Message: "The disk of the gateway is full. " +
+			"An administrator of the gateway has to make space."}
 	case errors.Is(err, launcher.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		return &Refusal{Class: Unavailable, Err: err,
 			Message: "The state of the kernel is not known at the moment. Try again."}

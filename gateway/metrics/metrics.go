@@ -156,6 +156,8 @@ var (
 			"a limit of their own."})
 	metricAuditErrors = listed(Metric{"ekg_audit_failures_total", "counter", nil, false,
 		"Entries that could not be written to the audit log."})
+	metricDisk = listed(Metric{"ekg_disk_free_bytes", "gauge", []string{"disk"}, false,
+		"Bytes that the gateway can still write: state is the disk of its state folder, jobs that of --jobs-dir."})
 	metricBuild = listed(Metric{"ekg_build_info", "gauge", []string{"version", "goversion"}, false, "Always 1."})
 )
 
@@ -183,6 +185,7 @@ type Metrics struct {
 	kubeRequestTime *prometheus.HistogramVec
 	kubeWait        *prometheus.HistogramVec
 	auditErrors     prometheus.Counter
+	disk            *prometheus.GaugeVec
 }
 
 // New makes metrics whose counters are 0. Version is the program's.
@@ -203,19 +206,23 @@ func New(version string) *Metrics {
 		kubeRequestTime: histogram(metricKubeRequestTime, requestBuckets),
 		kubeWait:        histogram(metricKubeWait, requestBuckets),
 		auditErrors:     counter(metricAuditErrors).WithLabelValues(),
+		disk:            gauge(metricDisk),
 	}
-	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
-		metricBuild.Labels)
+	build := gauge(metricBuild)
 	build.WithLabelValues(version, runtime.Version()).Set(1)
 	m.registry.MustRegister(m.jobs.ended, m.jobs.wait, m.jobs.run, m.jobs.due, m.jobs.gave)
 	m.registry.MustRegister(m.start, m.startPhase, m.gpuWait, m.failures, m.requests, m.duration, m.opened,
-		m.kubeRequests, m.kubeRequestTime, m.kubeWait, m.auditErrors, build,
+		m.kubeRequests, m.kubeRequestTime, m.kubeWait, m.auditErrors, m.disk, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 func counter(m Metric) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Labels)
+}
+
+func gauge(m Metric) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Labels)
 }
 
 func histogram(m Metric, buckets []float64) *prometheus.HistogramVec {
@@ -292,6 +299,9 @@ func (m *Metrics) WebsocketOpened() { m.opened.Inc() }
 
 // AuditFailed counts an entry that could not be written to the audit log.
 func (m *Metrics) AuditFailed() { m.auditErrors.Inc() }
+
+// DiskFree records how many bytes can still be written to a disk: "state" or "jobs".
+func (m *Metrics) DiskFree(disk string, free int64) { m.disk.WithLabelValues(disk).Set(float64(free)) }
 
 // codeLabel returns the label of a status. A supervisor runs beside user code and could answer with any number.
 func codeLabel(status int) string {

@@ -114,6 +114,8 @@ func (ps *processes) awaitReady(ctx context.Context, ch *children.Child, ready *
 			Reason: fmt.Sprintf("its supervisor did not answer within %s", ps.ready),
 			Class:  launcher.FailedSilent,
 		}
+	case strings.Contains(text, syscall.ENOSPC.Error()):
+		return fmt.Errorf("its supervisor could not start: %w", syscall.ENOSPC)
 	case strings.TrimSpace(text) != "":
 		return &launcher.FailedError{
 			Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, ""),

@@ -354,4 +354,4 @@ func (r *Records) path(kind, id string) (string, error) {
 // gone reports whether a file or its folder is not there, or on NFS is not there any more.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESTALE) }
 
-func unavailable(err error) error { return fmt.Errorf("%w: records: %v", launcher.ErrUnavailable, err) }
+func unavailable(err error) error { return fmt.Errorf("%w: records: %w", launcher.ErrUnavailable, err) }

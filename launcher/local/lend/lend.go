@@ -134,7 +134,7 @@ func (l *Lender) Held(ctx context.Context) (all []gpu.Held, reason string, err e
 	list := l.List()
 	all, err = l.pool.Held(ctx, list)
 	if err != nil {
-		return nil, "", fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+		return nil, "", fmt.Errorf("%w: %w", launcher.ErrUnavailable, err)
 	}
 	return all, list.Reason, nil
 }
@@ -166,7 +166,7 @@ func (l *Lender) lend(ctx context.Context, p *Place, prefer []string, promised m
 	case err == nil, errors.As(err, new(*devices.BusyError)), errors.As(err, new(*devices.NeverError)):
 		return loan, err
 	}
-	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	return nil, fmt.Errorf("%w: %w", launcher.ErrUnavailable, err)
 }
 
 // Wake makes Run look for GPUs that were given back.

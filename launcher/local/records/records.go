@@ -261,5 +261,5 @@ func recordVersion(data []byte) string {
 }
 
 func unavailableRecords(err error) error {
-	return fmt.Errorf("%w: records: %v", launcher.ErrUnavailable, err)
+	return fmt.Errorf("%w: records: %w", launcher.ErrUnavailable, err)
 }
