@@ -108,6 +108,7 @@ func (r *run) clear(at int) {
 		r.size -= p.Size
 	}
 	c.parts, c.clear, c.full = nil, false, false
+	delete(r.state.Raised, at)
 	for id, places := range r.state.Displays {
 		places = slices.DeleteFunc(places, func(p place) bool { return p.Cell == at })
 		if r.state.Displays[id] = places; len(places) == 0 {
@@ -227,6 +228,7 @@ func (r *run) addError(at int, c *content) {
 	if r.fits(at, min(out.size(), errorBytes/2), true) {
 		r.put(at, out)
 	}
+	r.noteRaised(at, c)
 }
 
 // errorOutput returns an error as files have it, without a traceback that is too long.

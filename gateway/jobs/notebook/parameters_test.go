@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"os"
 	"strings"
 	"testing"
 )
@@ -111,5 +112,28 @@ func TestPrepare(t *testing.T) {
 	p := d.meta.child("papermill")
 	if got := string(p.values["parameters"]); !strings.Contains(got, "6") || p.text("input_path") != "in.ipynb" {
 		t.Errorf("metadata %s", p.append(nil))
+	}
+}
+
+// TestCode_Papermill: every value is written as papermill writes it, in each language that papermill knows.
+func TestCode_Papermill(t *testing.T) {
+	b, err := os.ReadFile("testdata/translated.json")
+	var table map[string]map[string]string
+	if err == nil {
+		err = json.Unmarshal(b, &table)
+	}
+	if err != nil || len(table) < 9 {
+		t.Fatal(err, len(table))
+	}
+	for name, values := range table {
+		for value, want := range values {
+			got, err := code("", name, []Parameter{{"x", json.RawMessage(value)}})
+			if err != nil {
+				got = "error"
+			}
+			if got != want {
+				t.Errorf("%s: %s is %q, %v, want %q", name, value, got, err, want)
+			}
+		}
 	}
 }

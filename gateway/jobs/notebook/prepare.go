@@ -94,10 +94,14 @@ func (d *Document) Prepare(p Plan) error {
 // outputs. last is the state of the run that was lost.
 func (d *Document) again(last State) State {
 	d.reset()
-	next := State{Restart: last.Restart, Again: true, Widgets: last.Widgets, Cells: map[int][]*part{}}
+	next := State{Restart: last.Restart, Again: true, Widgets: last.Widgets, Cells: map[int][]*part{},
+		Raised: map[int]*raised{}}
 	for i, parts := range last.Cells {
 		if i < last.Restart && i < len(d.cells) && !d.cells[i].hasParameters() {
 			next.Cells[i] = parts
+			if e := last.Raised[i]; e != nil {
+				next.Raised[i] = e
+			}
 		}
 	}
 	return next

@@ -50,6 +50,8 @@ type State struct {
 	Cells    map[int][]*part    `json:"cells,omitempty"`    // by index; none for cells that have not run
 	Widgets  map[string]*widget `json:"widgets,omitempty"`  // by comm
 	Displays map[string][]place `json:"displays,omitempty"`
+	// Raised are errors in the outputs of cells whose end need not tell of them, by the cell's index.
+	Raised map[int]*raised `json:"raised,omitempty"`
 	// Takers are the Output widgets that take the outputs of a request, by its msg_id. The last one has them.
 	Takers map[string][]string `json:"takers,omitempty"`
 
@@ -140,6 +142,7 @@ type run struct {
 	saved     time.Time
 	saveEvery time.Duration
 	changed   bool // since the last save
+	asked     bool // the kernel, after the cell's reply: see idlePatience
 	stopped   bool
 	stopAt    time.Time // when a cell that was interrupted is given up
 }
@@ -181,6 +184,9 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	}
 	if r.state.Widgets == nil {
 		r.state.Widgets = map[string]*widget{}
+	}
+	if r.state.Raised == nil {
+		r.state.Raised = map[int]*raised{}
 	}
 	if r.state.Takers == nil {
 		r.state.Takers = map[string][]string{}
@@ -293,7 +299,7 @@ func (r *run) isStopped() bool {
 
 // cell runs one cell to its end.
 func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
-	r.state.Running = true
+	r.state.Running, r.asked = true, false
 	if err := r.save(ctx); err != nil {
 		return nil, err
 	}
@@ -347,48 +353,6 @@ func (r *run) cellEnd(ctx context.Context, c *cell, res *Result) (*Result, error
 	return res, nil
 }
 
-// kernelDied is the error of requests whose kernel has ended. The supervisor makes it.
-const kernelDied = "KernelDied"
-
-// judge returns the result of the run if the cell's reply ends it.
-func (r *run) judge(c *cell) *Result {
-	reply := r.state.Reply
-	switch {
-	case r.stopped, reply != nil && reply.Status != "ok" && r.isStopped(): // an earlier gateway may have interrupted it
-		return &Result{Status: Stopped, Reason: "it was stopped"}
-	case r.state.Broken != "":
-		return &Result{Status: Failed, Reason: r.state.Broken, Lost: true}
-	case r.state.Refused:
-		return &Result{Status: Failed, Reason: noInput}
-	case reply == nil || reply.Status == "ok":
-		return nil
-	case reply.Ename == "SystemExit" && (reply.Evalue == "" || reply.Evalue == "0"):
-		return &Result{Status: Completed}
-	case reply.Status == "error" && (r.AllowErrors || c.tagged("raises-exception")) && reply.Ename != kernelDied:
-		return nil
-	}
-	reason := strings.TrimSuffix(reply.Ename+": "+reply.Evalue, ": ")
-	if reason == "" { // as after a cell of another client that has failed
-		reason = "the kernel has not run the cell"
-	}
-	return &Result{Status: Failed, Reason: reason, Lost: reply.Status != "error" || reply.Ename == kernelDied}
-}
-
-// ended finishes the notebook of a run that has a result.
-func (r *run) ended(ctx context.Context, res *Result, err error) (Result, error) {
-	if err != nil {
-		return Result{}, err
-	}
-	if r.doc.end(time.Now(), res.Cell > 0); res.Status == Failed && res.Cell > 0 {
-		r.state.Mark = r.doc.marked(res.Cell - 1)
-	}
-	if res.Status == Completed {
-		res.Cell = 0
-	}
-	r.state.Result, r.state.Displays, r.state.Takers = res, nil, nil // no message follows
-	return *res, r.save(ctx)
-}
-
 // save stores what has changed, and then the state. If that takes over a quarter of the time between two saves, later
 // ones are rarer.
 func (r *run) save(ctx context.Context) error {
@@ -420,7 +384,7 @@ func (r *run) progress() Progress {
 
 // request is the execute_request of a cell. Its msg_id is the same whichever gateway sends it.
 func (r *run) request(c *cell) jupyter.Message {
-	allowed := r.AllowErrors || c.tagged("raises-exception")
+	allowed := r.allows(c)
 	m := r.message("execute_request", r.msgID(r.state.Cell), map[string]any{
 		"code": c.source, "silent": false, "store_history": true, "user_expressions": struct{}{}, "allow_stdin": false,
 		"stop_on_error": !allowed,

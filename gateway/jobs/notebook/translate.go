@@ -174,7 +174,10 @@ func (l *language) dictionary(o *object, depth int) (string, error) {
 		keys[i], values[i] = key(name), o.values[name]
 	}
 	texts, err := l.values(values, depth)
-	return l.pairs(keys, texts), err
+	if err != nil {
+		return "", err
+	}
+	return l.pairs(keys, texts), nil
 }
 
 // number writes a number as Python prints it.

@@ -152,32 +152,43 @@ func TestRun_OutputWidgets(t *testing.T) {
 func TestRun_OutputWidgetsCarried(t *testing.T) {
 	rec := readRecorded(t, "testdata/widgets/nested.json")
 	for left := 0; ; left++ {
-		d, s := rec.notebook(t)
-		pieces := &memory{}
-		first := &mortal{memory: pieces, left: left}
-		run := Run{Conn: s, Pieces: first, ID: "job-1", SaveEvery: time.Nanosecond, Save: first.save, Document: d}
-		if _, err := run.Do(t.Context()); err == nil {
-			if left < 20 {
-				t.Errorf("a run has only %d writes", left)
-			}
+		_, s := rec.notebook(t)
+		res, last, whole := carried(t, s, left, func() *Document { d, _ := rec.notebook(t); return d })
+		if rec.compare(t, last, s); res.Status != Completed || t.Failed() {
+			t.Fatalf("dead after %d writes: %v", left, res)
+		}
+		if whole {
 			return
 		}
-		second := &mortal{memory: pieces, left: 1 << 30}
-		run.Pieces, run.Save, s.next = second, second.save, 0
-		if run.Document, _ = rec.notebook(t); first.last.state != nil {
-			run.Document, run.Resume = nil, first.last.resumed(t)
-			if run.Resume.Cursor != "" {
-				_, _ = fmt.Sscan(run.Resume.Cursor, &s.next)
-			}
+	}
+}
+
+// carried does a run whose gateway dies after some writes, and carries it on. It returns the notebook, too, and whether
+// the first gateway has done it all.
+func carried(t *testing.T, s *script, left int, cells func() *Document) (res Result, notebook []byte, whole bool) {
+	t.Helper()
+	pieces := &memory{}
+	first := &mortal{memory: pieces, left: left}
+	run := Run{Conn: s, Pieces: first, ID: "job-1", SaveEvery: time.Nanosecond, Save: first.save, Document: cells()}
+	res, err := run.Do(t.Context())
+	if err == nil {
+		if left < 10 {
+			t.Errorf("a run has only %d writes", left)
 		}
-		if res, err := run.Do(t.Context()); err != nil || res.Status != Completed {
-			t.Fatalf("dead after %d writes: %v, %v", left, res, err)
-		}
-		rec.compare(t, assembled(t, *second.last.resumed(t), pieces), s)
-		if t.Failed() {
-			t.Fatalf("dead after %d writes", left)
+		return res, assembled(t, *first.last.resumed(t), pieces), true
+	}
+	second := &mortal{memory: pieces, left: 1 << 30}
+	run.Pieces, run.Save, s.next = second, second.save, 0
+	if run.Document = cells(); first.last.state != nil {
+		run.Document, run.Resume = nil, first.last.resumed(t)
+		if run.Resume.Cursor != "" {
+			_, _ = fmt.Sscan(run.Resume.Cursor, &s.next)
 		}
 	}
+	if res, err = run.Do(t.Context()); err != nil {
+		t.Fatalf("dead after %d writes: %v", left, err)
+	}
+	return res, assembled(t, *second.last.resumed(t), pieces), false
 }
 
 // TestRun_OutputReplaced: outputs that the kernel sets replace those of an Output widget, as in front ends.
