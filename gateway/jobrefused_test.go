@@ -34,3 +34,21 @@ func TestJobs_Refusals(t *testing.T) {
 		t.Errorf("a client's text is in the log: %s", g.log)
 	}
 }
+
+// TestJobs_OtherLanguage: a notebook whose kernelspec is not here does not run in a kernel of another language.
+func TestJobs_OtherLanguage(t *testing.T) {
+	g := startGateway(t, nil)
+	const julia = `"kernelspec":{"name":"julia-1.9","display_name":"Julia","language":"julia"}`
+	body := func(metadata, more string) string {
+		return `{"notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{` + metadata + `},"cells":[]}` + more + `}`
+	}
+	for _, path := range []string{"/api/jobs", "/api/jobs/definitions"} {
+		g.do("POST", path, body(julia, "")).want(t, 400, `The notebook is in \"julia\", and its kernelspec`)
+		g.do("POST", path, body(`"language_info":{"name":"R"}`, "")).want(t, 400, `is for \"python\"`)
+	}
+	for _, metadata := range []string{"", `"kernelspec":{"name":"conda-env","language":"python"}`,
+		`"kernelspec":{"name":"r"},"language_info":{"name":"julia"}`, `"language_info":{"name":"Python"}`} {
+		g.do("POST", "/api/jobs", body(metadata, "")).want(t, 201, "queued")
+	}
+	g.do("POST", "/api/jobs", body(julia, `,"kernelspec":"python3"`)).want(t, 201, "python3") // as papermill's -k
+}

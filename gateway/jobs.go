@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -228,14 +229,15 @@ func (js *jobRoutes) jobStart(r *call, body object, spec string, sub *jobs.Submi
 		return err
 	}
 	delete(env, "KERNEL_ID") // the job chooses it
-	if spec == "" {
-		var named struct {
-			Metadata struct{ Kernelspec struct{ Name string } }
+	var named struct {
+		Metadata struct {
+			Kernelspec   struct{ Name, Language string }
+			LanguageInfo struct{ Name string } `json:"language_info"`
 		}
-		if json.Unmarshal(sub.Notebook, &named) == nil {
-			if _, ok := js.specs.Get(named.Metadata.Kernelspec.Name); ok {
-				spec = named.Metadata.Kernelspec.Name
-			}
+	}
+	if spec == "" && json.Unmarshal(sub.Notebook, &named) == nil {
+		if _, ok := js.specs.Get(named.Metadata.Kernelspec.Name); ok {
+			spec = named.Metadata.Kernelspec.Name
 		}
 	}
 	sub.Start = kernels.Wish{Name: spec, Flavor: sub.Flavor, Env: env}
@@ -246,6 +248,13 @@ func (js *jobRoutes) jobStart(r *call, body object, spec string, sub *jobs.Submi
 	}
 	if spec == "" { // the default may be another one when the job starts
 		sub.Start.Name = req.Spec.Name
+		asked, has := cmp.Or(named.Metadata.LanguageInfo.Name, named.Metadata.Kernelspec.Language), req.Spec.Language
+		if asked != "" && has != "" && !strings.EqualFold(asked, has) &&
+			!strings.EqualFold(named.Metadata.Kernelspec.Language, has) {
+			return refuse(http.StatusBadRequest, "The notebook is in %.80q, and its kernelspec %.80q is not here. "+
+				"The default kernelspec %s is for %q. Name the kernelspec that shall run it.", asked,
+				named.Metadata.Kernelspec.Name, req.Spec.Name, has)
+		}
 	}
 	if env[launcher.FolderIDVariable] != "" {
 		if sub.WorkingDir = req.WorkingDir; sub.WorkingDir == "" {
