@@ -12,12 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
@@ -64,6 +62,8 @@ func runCommand() *cli.Command {
 				Usage: "a parameter, `NAME VALUE` or NAME=VALUE. Numbers, True, False and None keep their type. Can be repeated"},
 			&cli.StringSliceFlag{Name: "parameters-raw", Aliases: []string{"r", "parameters_raw"},
 				Usage: "a parameter whose value is a string, `NAME VALUE` or NAME=VALUE. Can be repeated"},
+			&cli.StringSliceFlag{Name: "parameters-yaml", Aliases: []string{"y", "parameters_yaml"},
+				Usage: "parameters as a `TEXT` in YAML. Can be repeated"},
 			&cli.StringSliceFlag{Name: "parameters-file", Aliases: []string{"f", "parameters_file"},
 				Usage: "a `FILE` of parameters, YAML or JSON. Can be repeated"},
 			&cli.StringFlag{Name: "kernel", Aliases: []string{"k"},
@@ -243,53 +243,43 @@ func (r *kernelRun) goOn(ctx context.Context, g *gatewayClient, body map[string]
 	return g, nil
 }
 
-// parameters returns the parameters of the command line. Files come first, and flags override them.
-func (r *kernelRun) parameters() (map[string]any, error) {
-	all := map[string]any{}
+// parameters returns the parameters of the command line as papermill reads them: files, texts of YAML, typed values and
+// raw values. Later ones override earlier ones.
+func (r *kernelRun) parameters() (*values, error) {
+	all := &values{}
 	for _, path := range r.c.StringSlice("parameters-file") {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
 		}
-		if err := yaml.Unmarshal(text, &all); err != nil {
+		if err := all.readYAML(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	for flag, value := range map[string]func(string) any{
-		"parameters": typed, "parameters-raw": func(text string) any { return text },
+	for _, text := range r.c.StringSlice("parameters-yaml") {
+		if err := all.readYAML([]byte(text)); err != nil {
+			return nil, &UsageError{fmt.Errorf("--parameters-yaml: %w", err)}
+		}
+	}
+	for _, kind := range []struct {
+		flag  string
+		value func(string) (json.RawMessage, error)
+	}{
+		{"parameters", typed}, {"parameters-raw", func(text string) (json.RawMessage, error) { return quoted(text), nil }},
 	} {
-		for _, pair := range r.c.StringSlice(flag) {
+		for _, pair := range r.c.StringSlice(kind.flag) {
 			name, text, ok := strings.Cut(pair, "=")
 			if !ok || name == "" {
-				return nil, &UsageError{fmt.Errorf("--%s %q has no name and value", flag, pair)}
+				return nil, &UsageError{fmt.Errorf("--%s %q has no name and value", kind.flag, pair)}
 			}
-			all[name] = value(text)
+			raw, err := kind.value(text)
+			if err != nil {
+				return nil, &UsageError{fmt.Errorf("--%s %s: %w", kind.flag, name, err)}
+			}
+			all.set(name, raw)
 		}
 	}
 	return all, nil
-}
-
-// typed returns the value that papermill takes from a text: True, False, None and numbers have their type.
-func typed(text string) any {
-	switch text {
-	case "True":
-		return true
-	case "False":
-		return false
-	case "None":
-		return nil
-	}
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n
-	}
-	if f, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(f) && !math.IsInf(f, 0) {
-		number := strconv.FormatFloat(f, 'f', -1, 64)
-		if !strings.Contains(number, ".") {
-			number += ".0" // it stays a float
-		}
-		return json.Number(number)
-	}
-	return text
 }
 
 // variables reads NAME=VALUE.

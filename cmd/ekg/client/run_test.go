@@ -65,18 +65,6 @@ func TestParameterPairs(t *testing.T) {
 	}
 }
 
-// The values are those that papermill takes from the same texts.
-func TestTyped(t *testing.T) {
-	for text, want := range map[string]string{
-		"True": "true", "False": "false", "None": "null", "7": "7", "-7": "-7", "1.5": "1.5", ".5": "0.5", "5.": "5.0",
-		"1e3": "1000.0", "nan": `"nan"`, "inf": `"inf"`, "true": `"true"`, "a b": `"a b"`, "": `""`,
-	} {
-		if got, err := json.Marshal(typed(text)); err != nil || string(got) != want {
-			t.Errorf("%q is %s, %v; want %s", text, got, err, want)
-		}
-	}
-}
-
 // TestRun_Folder: the kernel's folder is the notebook's, or --cwd. The command says if the gateway does not see it.
 func TestRun_Folder(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
