@@ -22,9 +22,10 @@ type recorded struct {
 			Type    string          `json:"type"`
 			Content json.RawMessage `json:"content"`
 		} `json:"messages"`
-		Outputs []json.RawMessage            `json:"outputs"`
-		Count   int                          `json:"count"`
-		Told    map[string][]json.RawMessage `json:"told"` // the outputs of widgets that nbclient has sent to the kernel, by comm
+		Outputs []json.RawMessage `json:"outputs"`
+		Count   int               `json:"count"`
+		// Told are the outputs of widgets that nbclient has sent to the kernel, by comm.
+		Told map[string][]json.RawMessage `json:"told"`
 	} `json:"cells"`
 	Widgets map[string]json.RawMessage `json:"widgets"` // the outputs of widgets, by comm
 }
