@@ -401,7 +401,8 @@ func TestPod_Ended(t *testing.T) {
 
 // TestPod_ChildAlone checks that a child without a supervisor ends before the pod's grace is over.
 func TestPod_ChildAlone(t *testing.T) {
-	p := startPod(t, func(c *api.Config) { c.TerminationGrace = child.GiveUpBefore + time.Second }).ready()
+	const grace = child.GiveUpBefore + time.Second
+	p := startPod(t, func(c *api.Config) { c.TerminationGrace = grace }).ready()
 	kernel := p.until("idle", func(st api.Status) bool { return st.State == api.Idle }).KernelPID
 	p.supervisor.kill()
 	begun := time.Now()
@@ -411,7 +412,7 @@ func TestPod_ChildAlone(t *testing.T) {
 	if code := p.exitCode(p.child); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	if took := time.Since(begun); took < 900*time.Millisecond || took > child.GiveUpBefore {
+	if took := time.Since(begun); took < 900*time.Millisecond || took > grace {
 		t.Errorf("it took %s", took)
 	}
 	if left, found := proctree.Find(kernel); found && left.Alive() {

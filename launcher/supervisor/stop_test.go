@@ -54,10 +54,7 @@ func TestStop_InterruptsRunningCell(t *testing.T) {
 				}).ready()
 				cleaned := filepath.Join(t.TempDir(), "cleaned")
 				c := r.dial(dialOption{session: "ann", v1: true})
-				id := c.execute("finally " + cleaned + "\nsleep 1h")
-				if name != "culled" {
-					c.running(id) // the fake kernel ignores an interrupt before that
-				}
+				id := c.cleansUp(cleaned)
 				wait := during(func() { tt.end(r) })
 				all := c.result(id)
 				wait()
@@ -81,15 +78,13 @@ func TestStop_InterruptsRunningCell(t *testing.T) {
 		p := startPod(t, stopLimits).ready()
 		c := p.attach("ann")
 		first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
-		id := c.execute("finally " + first + "\nsleep 1h")
-		c.running(id)
+		id := c.cleansUp(first)
 		if status, body := p.ask("POST", "/restart", ""); status != http.StatusOK {
 			t.Fatalf("%d %s", status, body)
 		}
 		c.result(id)
 		p.until("second life", func(st api.Status) bool { return st.State == api.Idle && st.Epoch == 2 })
-		id = c.execute("finally " + second + "\nsleep 1h")
-		c.running(id)
+		id = c.cleansUp(second)
 		if err := p.client().Stop(t.Context(), "because"); err != nil {
 			t.Fatal(err)
 		}
@@ -97,6 +92,14 @@ func TestStop_InterruptsRunningCell(t *testing.T) {
 			t.Errorf("interrupted: %v at the restart, %v at the stop", exists(first), exists(second))
 		}
 	})
+}
+
+// cleansUp starts a cell that writes a file when it is interrupted, and waits until it would.
+func (c *client) cleansUp(file string) (cell string) {
+	c.t.Helper()
+	cell = c.execute("finally " + file + "\necho now\nsleep 1h")
+	c.collect("output", func(g got) bool { return g.msgType == "stream" && g.parent == cell })
+	return cell
 }
 
 // TestStop_IgnoredInterrupt: a cell that ignores interrupts delays the end by no more than the grace.
