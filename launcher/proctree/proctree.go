@@ -23,6 +23,7 @@ const (
 	killRounds    = 20
 	killPause     = 5 * time.Millisecond
 	killPauseMost = 50 * time.Millisecond // in KillRemains, whose pauses grow
+	bareRounds    = 20                    // in KillRemains, while a process has no environment
 )
 
 // KillRemainsLimit bounds KillRemains, unless /proc itself hangs.
@@ -36,6 +37,8 @@ type Process struct {
 	State   byte // the letter of proc_pid_stat(5), such as R, S or Z
 
 	Executed bool // it has executed a program since it was forked
+
+	kernelThread bool // of Linux: it has no program
 
 	used time.Duration // processor time, with that of its children that have ended
 }
@@ -66,7 +69,8 @@ func KillSession(leader int) {
 
 // KillRemains kills what is left of a kernel: every process that carries the kernel's id in its environment, in any
 // session. If one of them is in the session that kernelPID led, all of that session is killed too. It searches until it
-// finds no more, for KillRemainsLimit at most.
+// finds no more, for KillRemainsLimit at most. A process that executes a program just now has no environment for a
+// moment. So it looks again, for 100 ms, while there is a process without one.
 //
 // It pins each process before it checks it, so it kills no other process that got the same number. It spares its own
 // process. It returns how many processes it killed, and an error if some of them are still alive.
@@ -78,11 +82,16 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 	proven := false // see remains; no other session gets the number while one of this session's processes lives
 	deadline := time.Now().Add(KillRemainsLimit)
 	belongs := func(p Process) bool { return Carries(p.PID, kernelID) || p.Session == kernelPID }
-	for pause := killPause; ; pause = min(2*pause, killPauseMost) {
+	for pause, bare := killPause, 0; ; pause = min(2*pause, killPauseMost) {
 		var left []int
-		left, proven = remains(kernelID, kernelPID, proven)
+		var executing bool
+		left, executing, proven = remains(kernelID, kernelPID, proven)
 		if len(left) == 0 {
-			return len(killed), nil
+			if bare++; !executing || bare > bareRounds {
+				return len(killed), nil
+			}
+			time.Sleep(killPause)
+			continue
 		}
 		if time.Now().After(deadline) {
 			return len(killed), fmt.Errorf("%d processes of kernel %s do not end", len(left), kernelID)
@@ -96,24 +105,29 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 	}
 }
 
-// remains lists the living processes that KillRemains kills. It returns true once the session is known to be the
-// kernel's, and not one that got the same number later.
-func remains(kernelID string, kernelPID int, proven bool) ([]int, bool) {
-	var marked, session []int
+// remains lists the living processes that KillRemains kills, and reports whether one may be executing a program. known
+// becomes true once the session is known to be the kernel's, and not one that got the same number later.
+func remains(kernelID string, kernelPID int, proven bool) (marked []int, executing, known bool) {
+	var session []int
 	for _, p := range List() {
+		if !p.Alive() || p.PID == os.Getpid() || p.kernelThread {
+			continue
+		}
+		is, bare := carries(p.PID, kernelID)
 		switch {
-		case !p.Alive() || p.PID == os.Getpid():
-		case Carries(p.PID, kernelID):
+		case is:
 			marked = append(marked, p.PID)
 			proven = proven || p.Session == kernelPID
 		case p.Session == kernelPID && kernelPID > 1:
 			session = append(session, p.PID)
+		case bare:
+			executing = true
 		}
 	}
 	if proven {
 		marked = append(marked, session...)
 	}
-	return marked, proven
+	return marked, executing, proven
 }
 
 // killPinned kills a process if meant is true of it, and reports whether it did. It takes a handle before the check (a
@@ -130,17 +144,23 @@ func killPinned(pid int, meant func(Process) bool) bool {
 
 // Carries reports whether the process was started with the kernel's id in its environment.
 func Carries(pid int, kernelID string) bool {
+	is, _ := carries(pid, kernelID)
+	return is
+}
+
+// carries is Carries. bare reports that the process has no environment at the moment.
+func carries(pid int, kernelID string) (is, bare bool) {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
-		return false // it has ended, or belongs to another user
+		return false, false // it has ended, or belongs to another user
 	}
 	want := []byte(KernelIDVariable + "=" + kernelID)
 	for v := range bytes.SplitSeq(env, []byte{0}) {
 		if bytes.Equal(v, want) {
-			return true
+			return true, false
 		}
 	}
-	return false
+	return false, len(env) == 0
 }
 
 // List returns all processes that this process can see in /proc. Processes that end meanwhile may be missing.
@@ -182,18 +202,26 @@ func Find(pid int) (Process, bool) {
 	if perr != nil || serr != nil {
 		return Process{}, false
 	}
-	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0], Executed: parseExecuted(f),
-		used: parseProcessorTime(f)}, true
+	flags := parseFlags(f)
+	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0], Executed: flags&notExecuted == 0,
+		kernelThread: flags&kernelThread != 0, used: parseProcessorTime(f)}, true
 }
 
-// notExecuted is the flag PF_FORKNOEXEC of a process, which ps(1) shows too. An exec clears it before it closes files.
-const notExecuted = 0x40
+// Flags of a process: PF_FORKNOEXEC, which ps(1) shows too, and PF_KTHREAD of Linux' sched.h. An exec clears the first
+// before it closes files.
+const (
+	notExecuted  = 0x40
+	kernelThread = 0x200000
+)
 
-// parseExecuted reads the flags of a process. fields begin with its state.
-func parseExecuted(fields [][]byte) bool {
+// parseFlags returns the flags of a process, or 0 if they are unknown. fields begin with its state.
+func parseFlags(fields [][]byte) uint64 {
 	if len(fields) < 7 {
-		return true
+		return 0
 	}
 	flags, err := strconv.ParseUint(string(fields[6]), 10, 64)
-	return err != nil || flags&notExecuted == 0
+	if err != nil {
+		return 0
+	}
+	return flags
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -128,5 +129,21 @@ func TestKillSession(t *testing.T) {
 	KillSession(leader)
 	if isAlive(inside) || !isAlive(outside) {
 		t.Errorf("a member lives: %t; a process of another session lives: %t", isAlive(inside), isAlive(outside))
+	}
+}
+
+// TestKillRemains_Executing: a process that executes a program just now has no environment for a moment.
+func TestKillRemains_Executing(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "again")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec "+script+"\n"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	for range 20 {
+		id := uuid.NewString()
+		pid := orphan(t, []string{KernelIDVariable + "=" + id}, script).Process.Pid
+		if n, err := KillRemains(id, -1); n != 1 || err != nil {
+			t.Fatalf("%d processes were killed, %v", n, err)
+		}
+		waitUntil(t, "the process ends", func() bool { return !isAlive(pid) })
 	}
 }
