@@ -109,6 +109,8 @@ func another(v reflect.Value) {
 		v.Set(reflect.ValueOf([]string{"team"}))
 	case []api.GPU:
 		v.Set(reflect.ValueOf([]api.GPU{{UUID: "GPU-1", Utilization: &half}}))
+	case api.Death:
+		v.Set(reflect.ValueOf(api.NewDeath(time.Now(), "killed")))
 	case api.GPUUse:
 		v.Set(reflect.ValueOf(api.GPUUse{Busy: time.Second}))
 	default:
@@ -257,6 +259,8 @@ func set(v reflect.Value) {
 		v.SetBool(true)
 	case reflect.Pointer:
 		v.Set(reflect.ValueOf(&kernelJob{ID: "<a>", Name: "it's", Cell: 3, Cells: 9}))
+	case reflect.Struct:
+		v.Set(reflect.ValueOf(api.Death{Reason: "killed"}))
 	case reflect.Slice: // of devices
 		half := 0.5
 		v.Set(reflect.ValueOf([]api.GPU{{UUID: "<a>", Utilization: &half, MemoryUsed: 1 << 40}, {Error: "GPU is lost"}}))

@@ -154,7 +154,9 @@ func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (received bool, err
 			if s.stream != st {
 				return Supervisor{}, false
 			}
-			return f.EnterLocked(s, status), true
+			before := f.EnterLocked(s, status)
+			f.logDeathLocked(s, k.ID(), !before.HasStatus)
+			return before, true
 		})
 	})
 	return received, err
@@ -170,6 +172,19 @@ func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervi
 	s.counted = status.Counts
 	s.ChangedLocked()
 	return before
+}
+
+// logDeathLocked logs the kernel's last death, unless it was seen before. first says that there was no status before.
+// Then the death may be old: it counts if no cell was run since.
+func (f *Follower) logDeathLocked(s *Supervisor, id string, first bool) {
+	d := s.Status.LastDeath
+	if d.At.IsZero() || d.At.Equal(s.died) {
+		return // a new supervisor does not know yet what its kernel did
+	}
+	s.died = d.At
+	if !first || s.Status.Reason == d.Text() || s.Status.State == api.Dead {
+		f.opts.Log.Warn("kernel died", logkey.Kernel, id, logkey.At, d.At, logkey.Reason, d.Reason)
+	}
 }
 
 // unsupportedReason returns the sentence for a supervisor that this gateway cannot speak to, or "".

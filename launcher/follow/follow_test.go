@@ -2,6 +2,7 @@ package follow
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -163,6 +165,72 @@ func TestFollower_PausesGrowUntilAStatusComes(t *testing.T) {
 			t.Errorf("it is described as %+v", d)
 		}
 	})
+}
+
+// TestFollower_LogsDeaths: each death of a kernel is logged once, also if it happened before this gateway. A death from
+// before that some client has noticed is not news.
+func TestFollower_LogsDeaths(t *testing.T) {
+	died := func(n int, shown bool) api.Status {
+		st := status(api.Idle)
+		st.LastDeath = api.NewDeath(time.Date(2026, 1, 1, n, 0, 0, 0, time.UTC), fmt.Sprint("reason ", n))
+		if shown {
+			st.Reason = st.LastDeath.Text()
+		}
+		return st
+	}
+	for name, tc := range map[string]struct {
+		first []api.Status
+		want  []int
+	}{
+		"while it is followed": {
+			[]api.Status{status(api.Idle), died(1, true), died(1, false), died(2, true)}, []int{1, 2}},
+		"before, and noticed":          {[]api.Status{died(1, false), died(2, true)}, []int{2}},
+		"again after an upgrade":       {[]api.Status{died(1, true), status(api.Idle), died(1, true)}, []int{1}},
+		"before, and not noticed":      {[]api.Status{died(1, true), died(1, false)}, []int{1}},
+		"noticed before the next line": {[]api.Status{status(api.Idle), died(1, false)}, []int{1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPlace(t)
+				var log bytes.Buffer
+				p.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+				k := newTestKernel(p, func(attempt int) []api.Status {
+					if attempt == 1 {
+						return tc.first
+					}
+					return tc.first[len(tc.first)-1:]
+				})
+				k.follow()
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				p.mu.Lock()
+				k.supervisor.ForgetLocked() // another supervisor says the same again
+				p.FollowLocked(&k.supervisor, k)
+				p.mu.Unlock()
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				var want []string
+				for _, n := range tc.want {
+					want = append(want, fmt.Sprintf("kernel=%s at=2026-01-01T%02d:00:00.000Z reason=\"reason %d\"", testID, n, n))
+				}
+				got := strings.Split(strings.TrimSpace(log.String()), "\n")
+				if len(got) != len(want) {
+					t.Fatalf("the log is %q, want %q", got, want)
+				}
+				for i := range want {
+					if !strings.Contains(got[i], `level=WARN msg="kernel died" `+want[i]) {
+						t.Errorf("the log has %q, want %q", got[i], want[i])
+					}
+				}
+				var d launcher.Kernel
+				if k.supervisor.DescribeLocked(&d, false, ""); d.LastDeath != tc.first[len(tc.first)-1].LastDeath {
+					t.Errorf("it is described as %+v", d)
+				}
+			})
+		})
+	}
 }
 
 func TestFollower_LeavesAnotherProtocolVersionAlone(t *testing.T) {

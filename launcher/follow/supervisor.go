@@ -18,6 +18,7 @@ type Supervisor struct {
 	Lost        time.Time  // when the last stream ended; zero while Streaming, and before the first status
 
 	stream  *stream       // nil: it is not followed
+	died    time.Time     // the last death that was seen
 	counted api.Counts    // the last counts that any supervisor of the kernel has reported
 	changed chan struct{} // closed at the next change
 }
@@ -44,9 +45,9 @@ func (s *Supervisor) LeaveLocked() {
 }
 
 // ForgetLocked stops following the supervisor and forgets its status, because the kernel gets another supervisor. The
-// counts stay known.
+// counts and the last death stay known.
 func (s *Supervisor) ForgetLocked() {
-	*s = Supervisor{counted: s.counted, changed: s.changed}
+	*s = Supervisor{died: s.died, counted: s.counted, changed: s.changed}
 }
 
 // SaysLocked reports whether the last status has one of the states.
@@ -67,6 +68,7 @@ func (s *Supervisor) DescribeLocked(d *launcher.Kernel, ended bool, reason strin
 		d.State, d.Reason = api.StateOf(s.Status.State), s.Status.Reason
 		d.Connections, d.LogBytes = s.Status.Connections, s.Status.LogBytes
 		d.CullAt, d.KeepUntil, d.Memory = s.Status.CullAt, s.Status.KeepUntil, s.Status.Memory
+		d.LastDeath = s.Status.LastDeath
 		d.GPU, d.GPUUse = s.Status.GPU, s.Status.GPUUse
 		d.LastActivity = s.later(d.LastActivity)
 	}

@@ -4,6 +4,7 @@ package logkey
 
 // Keys that more than one component uses.
 const (
+	At        = "at"        // a time
 	Component = "component" // the part of ekg that logs
 	Err       = "err"       // an error
 	Kernel    = "kernel"    // id of a kernel

@@ -82,6 +82,7 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 		prompt = p
 		s.use.Used()
 	}
+	s.kernel.death.notice(&m, h)
 	r := s.clients.register(c.session, &m, h)
 	if err := s.kernel.gates[m.Channel].Push(m, r); err != nil {
 		if r != nil {

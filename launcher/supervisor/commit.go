@@ -56,6 +56,7 @@ type statusFacts struct {
 	logFull     bool // nearly
 	gpus        uint64
 	warm        bool
+	death       death
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -86,6 +87,7 @@ type savedFacts struct {
 	connected bool
 	keepUntil time.Time
 	gpus      time.Duration // measured, in steps of gpuSave
+	death     death
 }
 
 func (s *Supervisor) factsLocked() facts {
@@ -105,6 +107,7 @@ func (s *Supervisor) factsLocked() facts {
 			logFull:     api.LogNearlyFull(size, limit),
 			gpus:        s.use.GPUs.Wakes,
 			warm:        s.assigning.warm,
+			death:       s.kernel.death,
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.culling.shown},
 		use: useFacts{
@@ -118,7 +121,7 @@ func (s *Supervisor) factsLocked() facts {
 		saved: savedFacts{epoch: s.kernel.epoch, requests: s.clients.requests.Version(), prompts: s.clients.prompts.Version(),
 			activity: c.LastActivity(),
 			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.clients.sessions.Active() > 0,
-			keepUntil: s.use.KeepUntil, gpus: s.use.GPUs.Sum.Measured / gpuSave},
+			keepUntil: s.use.KeepUntil, gpus: s.use.GPUs.Sum.Measured / gpuSave, death: s.kernel.death},
 	}
 }
 

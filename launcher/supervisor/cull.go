@@ -43,7 +43,7 @@ func (c *culling) check(warm bool) (reason, limit string, pause time.Duration) {
 	default:
 		text := ""
 		if now.Before(use.KeepUntil) {
-			text = "This kernel is kept until " + shownTime(use.KeepUntil) + "."
+			text = "This kernel is kept until " + api.ShownTime(use.KeepUntil) + "."
 		}
 		c.clients.notices.Cull.End(text)
 	}
@@ -55,12 +55,10 @@ func (c *culling) check(warm bool) (reason, limit string, pause time.Duration) {
 	return "", "", pause // if a poll runs at that time, its end causes another check
 }
 
-// shownTime returns a time as notebooks show it.
-func shownTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
-
 // warn shows connected sessions when the kernel will be culled, in their last cell.
 func (c *culling) warn(p activity.Plan) {
-	text := fmt.Sprintf("This kernel will be ended at %s: by then it will have been %s.", shownTime(p.At), p.State(p.At))
+	text := fmt.Sprintf("This kernel will be ended at %s: by then it will have been %s.", api.ShownTime(p.At),
+		p.State(p.At))
 	if p.Limit == api.LimitIdle {
 		text += " Run a cell to keep it."
 	}
@@ -78,7 +76,7 @@ func (c *culling) announce(reason string) {
 	for sess := range c.clients.sessions.All() {
 		c.clients.notices.Cull.Add(sess.Number, sess.LastCell)
 	}
-	c.clients.notices.Cull.End("This kernel was ended at " + shownTime(c.clients.now()) + ": " + reason +
+	c.clients.notices.Cull.End("This kernel was ended at " + api.ShownTime(c.clients.now()) + ": " + reason +
 		". Its variables are gone.")
 }
 

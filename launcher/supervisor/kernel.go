@@ -29,6 +29,7 @@ type kernel struct {
 	adopted bool        // an earlier supervisor has run it
 	waiting api.Waiting // what the cluster last reported about its container
 	node    string      // why its node will go away soon; "": it stays
+	death   death
 }
 
 func newKernel() kernel {
@@ -109,8 +110,8 @@ func (k *kernel) waitingText(state api.State) string {
 	return k.waiting.Text
 }
 
-// shownReason returns the reason that users are shown: for a death, a wait, a fault, or a node that will go away. ""
-// means none of these.
+// shownReason returns the reason that users are shown: for a wait, a fault, a death until the next cell, or a node
+// that will go away. "" means none of these.
 func (k *kernel) shownReason(state api.State) string {
 	if text := k.waitingText(state); text != "" {
 		return text
@@ -120,6 +121,9 @@ func (k *kernel) shownReason(state api.State) string {
 		return k.reason
 	case k.pulse.missed:
 		return silentReason
+	}
+	if text := k.death.text(state); text != "" {
+		return text
 	}
 	return k.node
 }

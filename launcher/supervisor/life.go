@@ -29,6 +29,7 @@ type outcome struct {
 	op      *operation // the operation that ended it; nil: it ended by itself
 	reason  string     // one sentence, if there was no operation
 	fatal   bool       // another start would fail too
+	died    bool       // it was up, and ended by itself
 	culled  string     // the limit of Config.Cull that ended it; "": it was not culled
 	retry   bool       // another process took a port: start again at once
 	started time.Time
@@ -278,6 +279,7 @@ func (l *life) finish(out *outcome) {
 	}
 	s.mu.Lock()
 	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.clients.cellBegan))
+	wasUp := !s.clients.cellBegan.IsZero()
 	s.clients.cellBegan = time.Time{}
 	s.mu.Unlock()
 	out.reason = exit.Describe(output, starter.PlaceOf(&s.cfg))
@@ -297,6 +299,9 @@ func (l *life) finish(out *outcome) {
 	}
 	out.retry = out.op == nil && !everUp && connectionfile.PortTaken(&s.cfg, output)
 	out.fatal = !everUp
+	if out.died = wasUp && out.op == nil && out.culled == ""; out.died {
+		s.kernel.death.die(exit.At, out.reason)
+	}
 	s.endRequestsLocked(out)
 }
 
@@ -311,6 +316,8 @@ func (s *Supervisor) endRequestsLocked(out *outcome) {
 	}
 	if out.culled != "" {
 		s.culling.announce(out.reason)
+	} else if out.died {
+		s.clients.announceDeath(s.kernel.death.Death)
 	} else if r := s.clients.requests.OldestCell(); r != nil && r.Session != noSession {
 		s.log.Append(r.Session, s.notices.Line(r.Header, "The kernel died: %s", out.reason), true)
 	}

@@ -103,12 +103,15 @@ func TestPod_ContainerKilled(t *testing.T) {
 			}
 			p.startChild()
 			st = p.until("idle", func(st api.Status) bool { return st.State == api.Idle || st.Reason == "old" })
-			if st.Reason != "" {
+			if st.Reason != st.LastDeath.Text() || !strings.HasPrefix("The kernel died: "+st.LastDeath.Reason, tc.want) {
 				t.Errorf("status is %+v", st)
 			}
 			if got := p.result(c, "result alive"); got != "alive" {
 				t.Errorf("got %q", got)
 			}
+			p.until("the next cell", func(again api.Status) bool {
+				return again.Reason == "" && again.LastDeath == st.LastDeath
+			})
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
@@ -26,6 +27,7 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 	if s.cfg.Secret.Identity == "" {
 		b.Identity = s.identity
 	}
+	b.LastDeath, b.DeathSeen = s.kernel.death.Death, s.kernel.death.seen
 	idle, now := s.use.Idle(), s.now()
 	b.Use = savedstate.Use{
 		SavedAt:      now.UTC(),
@@ -82,11 +84,16 @@ func (s *Supervisor) restore(kernel starter.Fate) {
 		s.identity = saved.Identity
 	}
 	s.kernel.epoch = max(s.kernel.epoch, saved.Epoch+1) // beginLife counts this life
+	s.kernel.death = death{saved.LastDeath, saved.DeathSeen}
+	ended := starter.PlaceOf(&s.cfg).Kernel() + " ended while its supervisor was away"
+	if kernel == starter.Died && !saved.Use.CellBegan.IsZero() {
+		s.kernel.death.die(s.now(), ended)
+	}
 	s.restoreUseLocked(saved.Use, lives)
 	restored := s.clients.restoreSessions(saved.Sessions)
 	cells := s.clients.restoreRequests(saved.Requests, restored)
 	if !saved.Complete || !lives {
-		s.clients.announceRestore(restored, cells, kernel)
+		s.clients.announceRestore(restored, cells, kernel, ended)
 	}
 	if lives {
 		s.clients.cellBegan = saved.Use.CellBegan
@@ -94,7 +101,7 @@ func (s *Supervisor) restore(kernel starter.Fate) {
 		return
 	}
 	if kernel == starter.Died {
-		s.clients.abortAll("error", "KernelDied", starter.PlaceOf(&s.cfg).Kernel()+" ended while its supervisor was away")
+		s.clients.abortAll("error", "KernelDied", ended)
 	}
 }
 
@@ -148,11 +155,14 @@ func (cs *clients) restoreRequests(
 }
 
 // announceRestore shows each restored session that output is lost: in its running or waiting cell, else in its
-// last one.
-func (cs *clients) announceRestore(restored map[string]*session.Session, cells map[uint64][]byte, kernel starter.Fate) {
+// last one. ended says how a kernel that has died meanwhile did that.
+func (cs *clients) announceRestore(
+	restored map[string]*session.Session, cells map[uint64][]byte, kernel starter.Fate, ended string,
+) {
 	what := [...]string{
-		starter.Lives:     "The kernel still runs and has its variables",
-		starter.Died:      "The kernel has died meanwhile, and another is started",
+		starter.Lives: "The kernel still runs and has its variables",
+		starter.Died: "The kernel has died meanwhile, before " + api.ShownTime(cs.now()) + ": " + ended +
+			". Its variables are gone, and another is started",
 		starter.Restarted: "The kernel is restarted",
 	}[kernel]
 	for _, sess := range restored {

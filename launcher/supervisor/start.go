@@ -86,6 +86,7 @@ func (s *Supervisor) beginLife(proc starter.Process, op *operation) {
 	switch {
 	case op != nil:
 		s.use.Reset(api.Starting)
+		s.kernel.death.seen = true // who restarts it gives up its variables
 		// A client that returns after a requested restart reads only the new life's messages.
 		s.clients.floor = s.log.Tail()
 		for sess := range s.clients.sessions.All() {

@@ -41,6 +41,7 @@ func (s *Supervisor) Model() api.Model {
 		Connections:    s.clients.sessions.Active(),
 		Reason:         s.kernel.shownReason(s.use.State()),
 	}
+	m.LastDeath = s.kernel.death.Death
 	m.GPU, m.Memory = s.use.Held(), s.kernel.memory().Bytes
 	if at := s.use.Plan(s.clients.sessions.Active() > 0).At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
@@ -79,6 +80,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		Started:      s.use.Started.UTC(),
 		Warm:         s.assigning.warm,
 		Memory:       s.kernel.memory().Bytes,
+		LastDeath:    s.kernel.death.Death,
 	}
 	st.Counts.LogEvicted = s.log.Evicted()
 	if s.kernel.adopted && !s.inherited.Left {

@@ -114,7 +114,7 @@ func (t *timeline) record(at time.Time, before, now *statusFacts) {
 	if !now.keepUntil.Equal(before.keepUntil) {
 		text := "no longer"
 		if !now.keepUntil.IsZero() {
-			text = "until " + shownTime(now.keepUntil)
+			text = "until " + api.ShownTime(now.keepUntil)
 		}
 		t.Add(at, api.TimelineKept, text)
 	}

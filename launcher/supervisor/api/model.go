@@ -38,4 +38,5 @@ type Model struct {
 	KeepUntil      string `json:"keep_until,omitempty"` // until when its owner keeps it
 	Memory         int64  `json:"memory,omitempty"`     // bytes, resident, of its processes; 0: not measured yet
 	GPU            []GPU  `json:"gpu,omitempty"`        // the devices that it holds, if they are sampled
+	LastDeath      Death  `json:"last_death,omitzero"`  // zero: it has not died
 }

@@ -36,6 +36,9 @@ type State struct {
 	Sessions []Session  `json:"sessions"`
 	Requests []*Request `json:"requests"` // in order of arrival
 	Use      Use        `json:"use,omitzero"`
+	// The kernel's last death, and whether a client has run a cell since.
+	LastDeath api.Death `json:"last_death,omitzero"`
+	DeathSeen bool      `json:"death_seen,omitempty"`
 	// MarkFailed removes these two by their names in JSON.
 	Left     bool `json:"left,omitempty"`     // the supervisor has left the kernel to the next one
 	Complete bool `json:"complete,omitempty"` // no output is lost: the kernel was idle, and clients had everything
