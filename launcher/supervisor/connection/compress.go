@@ -3,6 +3,7 @@ package connection
 import (
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -99,12 +100,52 @@ var compressingUpgrader = func() websocket.Upgrader {
 
 // chooseUpgrader returns the Upgrader for a request, and whether messages can be compressed. No relay is compressed.
 func (c *Conn) chooseUpgrader(r *http.Request) (*websocket.Upgrader, bool) {
-	offered := strings.Contains(strings.Join(r.Header["Sec-Websocket-Extensions"], ","), "permessage-deflate")
-	if !c.o.Compress || c.o.Relay || !offered {
+	offers := strings.Split(strings.Join(r.Header["Sec-Websocket-Extensions"], ","), ",")
+	if !c.o.Compress || c.o.Relay || !slices.ContainsFunc(offers, acceptable) {
 		return &upgrader, false
 	}
 	return &compressingUpgrader, true
 }
+
+// acceptable reports whether the library's answer accepts an offer of permessage-deflate as RFC 7692, section 7.1,
+// defines it. The library neither honours nor confirms server_max_window_bits. A client with a smaller window could not
+// read what it compresses. So that parameter declines the offer, as unknown and invalid ones do.
+func acceptable(offer string) bool {
+	name, rest, more := strings.Cut(offer, ";")
+	if strings.TrimSpace(name) != "permessage-deflate" {
+		return false
+	}
+	seen := map[string]bool{}
+	for more {
+		var parameter string
+		parameter, rest, more = strings.Cut(rest, ";")
+		key, value, valued := strings.Cut(parameter, "=")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		if seen[key] {
+			return false
+		}
+		seen[key] = true
+		switch key {
+		case "server_no_context_takeover", "client_no_context_takeover":
+			if valued {
+				return false
+			}
+		case "client_max_window_bits":
+			if quoted := len(value) > 2 && value[0] == '"' && value[len(value)-1] == '"'; quoted {
+				value = value[1 : len(value)-1]
+			}
+			if valued && !slices.Contains(windowBits, value) {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// windowBits are the values that a parameter for the size of a window may have.
+var windowBits = []string{"8", "9", "10", "11", "12", "13", "14", "15"}
 
 // writeCompressed sends one websocket message of n bytes, compressed if a compressor is free and there is room for the
 // result.

@@ -138,6 +138,7 @@ type frameConn struct {
 	http.ResponseWriter
 	net.Conn
 	whole, pieces int
+	head          []byte // the answer to the handshake
 }
 
 func (f *frameConn) Hijack() (net.Conn, *bufio.ReadWriter, error) {
@@ -148,6 +149,7 @@ func (f *frameConn) Write(p []byte) (int, error) {
 	size := 0
 	switch {
 	case bytes.HasPrefix(p, []byte("HTTP/1.1 101 ")):
+		f.head = bytes.Clone(p)
 		return len(p), nil
 	case len(p) >= 10 && p[1] == 127:
 		size = 10 + int(binary.BigEndian.Uint64(p[2:]))
