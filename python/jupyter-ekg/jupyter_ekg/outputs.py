@@ -37,6 +37,7 @@ class _Widget(OutputWidget):
     """An Output widget, without a kernel to which its outputs are sent."""
 
     msg_id = ""  # of the request whose outputs it takes
+    untold = ""  # msg_id of the request whose outputs it has and the kernel has not: no page was open to tell it
 
     def output(self, outs: Any, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
         """Takes an output in the place of the cell."""
@@ -44,6 +45,7 @@ class _Widget(OutputWidget):
             self.outputs = []
             self.clear_before_next_output = False
         _append(self.outputs, msg, display_id)
+        self.untold = msg["parent_header"]["msg_id"]
         self.executor.widget_state[self.comm_id]["outputs"] = self.outputs
 
     def sync_state(self) -> None:
@@ -54,6 +56,7 @@ class _Widget(OutputWidget):
         if "outputs" in state:
             outputs = [output for output in state["outputs"] if isinstance(output, dict)]
             self.outputs = self.executor.widget_state[self.comm_id]["outputs"] = outputs
+            self.untold = ""
         if "msg_id" in state:
             if self in self.executor.output_hook_stack[self.msg_id]:
                 self.executor.output_hook_stack[self.msg_id].remove(self)
@@ -166,8 +169,11 @@ class Execution:
         """Returns the execution as JSON, for a page that shows the cell.
 
         While it runs, overwritten text and display ids are kept, because later messages may refer to them. ``seen``
-        holds the msg_ids in the outputs: the page may receive some of these messages again.
+        holds the msg_ids in the outputs: the page may receive some of these messages again. Outputs of a widget that the
+        kernel cannot show to the page are the cell's.
         """
+        widgets = [w for w in self._reader.comm_objects.values() if w.untold == self.msg_id]
+        outputs = self._node.outputs + [output for widget in widgets for output in widget.outputs]
         return {
             "msg_id": self.msg_id,
             "session": self.session,
@@ -177,7 +183,7 @@ class Execution:
             "running": self.running,
             "lost": self.lost,
             "beginning_lost": self.beginning_lost,
-            "outputs": self._reader.plain(self._node.outputs, final=not self.running),
+            "outputs": self._reader.plain(outputs, final=not self.running),
             "clear_next": self._clear,
             "seen": list(self._seen) if self.running else [],
         }

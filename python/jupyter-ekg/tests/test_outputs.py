@@ -142,6 +142,24 @@ def test_outputs_that_the_kernels_code_sets():
     assert texts(say.read()) == ["2\n"]
 
 
+def test_a_page_shows_what_a_widget_took_while_no_page_was_open():
+    """With the cell's output: the kernel does not know it. What a page has told the kernel is the widget's alone."""
+    say = Lines()
+    widget = Widget(say)
+    say.begin("a")
+    widget.open("a")
+    widget.show("a")
+    widget.set("a", msg_id="a")
+    say.print("a", "the result of an hour\n")
+    widget.set("a", msg_id="")
+    say.end("a")
+    view, text = say.read().cells["c1"].model()["outputs"]
+    assert (list(view["data"]), text["text"]) == ([VIEW], "the result of an hour\n")
+    assert len(say.read().cells["c1"].outputs) == 1  # a file has the widget's outputs in its metadata
+    widget.set("a", outputs=[text])  # the kernel's echo
+    assert len(say.read().cells["c1"].model()["outputs"]) == 1
+
+
 def test_a_number_is_that_of_the_input():
     """A result may have another one, and is not the cell's."""
     say = Lines()
