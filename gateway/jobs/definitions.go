@@ -190,9 +190,11 @@ func (m *Manager) Define(ctx context.Context, sub Submission, change Change) (_ 
 	if err := d.apply(change, now); err != nil {
 		return Definition{}, false, err
 	}
-	if err := m.mayDefine(ctx, sub.Owner); err != nil {
+	release, err := m.reserveDefinition(ctx, sub.Owner, d.ID)
+	if err != nil {
 		return Definition{}, false, err
 	}
+	defer release()
 	source, err := m.store.keep(ctx, kindDefinitionNotebook, d.ID, sub.Notebook)
 	if err != nil {
 		return Definition{}, false, err
@@ -200,10 +202,14 @@ func (m *Manager) Define(ctx context.Context, sub Submission, change Change) (_ 
 	d.set(&sub, source)
 	err = m.store.writeDefinition(ctx, &d)
 	if errors.Is(err, launcher.ErrRecordChanged) { // the same token, at the same time
-		d, err = m.store.definition(ctx, d.ID)
-		return d.shown(), false, err
+		earlier, err := m.store.definition(ctx, d.ID)
+		if err == nil && earlier.Source != source {
+			m.unkeep(ctx, kindDefinitionNotebook, source, nil)
+		}
+		return earlier.shown(), false, err
 	}
 	if err != nil {
+		m.unkeep(ctx, kindDefinitionNotebook, source, err)
 		return Definition{}, false, err
 	}
 	m.log.Info("job definition stored", logkey.Definition, d.ID, logkey.User, d.Owner, logkey.Spec, d.Kernelspec)
@@ -235,22 +241,6 @@ func (d *definition) apply(c Change, now time.Time) error {
 		d.Reason = "" // it said why it was paused
 	}
 	d.Updated = now
-	return nil
-}
-
-// mayDefine checks that the owner may have one more definition. Two at once may both be counted in.
-func (m *Manager) mayDefine(ctx context.Context, owner string) error {
-	if m.policy.Definitions == 0 {
-		return nil
-	}
-	all, _, err := m.allDefinitions(ctx, false)
-	if err != nil {
-		return err
-	}
-	all = slices.DeleteFunc(all, func(d definition) bool { return d.Owner != owner })
-	if n := len(all); n >= m.policy.Definitions {
-		return &TooManyError{fmt.Sprintf("You have %d job definitions, as many as are allowed here.", n)}
-	}
 	return nil
 }
 
@@ -301,10 +291,16 @@ func (m *Manager) ChangeDefinition(ctx context.Context, id string, c Change) (De
 		if _, err := c.Submission.check(); err != nil {
 			return Definition{}, err
 		}
-		var err error
-		if source, err = m.store.keep(ctx, kindDefinitionNotebook, id, c.Submission.Notebook); err != nil {
-			return Definition{}, err
-		}
+	}
+	now, err := m.store.definition(ctx, id) // so that nothing is stored of what is refused
+	if err == nil {
+		err = now.apply(c, time.Now().UTC())
+	}
+	if err == nil && c.Submission != nil {
+		source, err = m.store.keep(ctx, kindDefinitionNotebook, id, c.Submission.Notebook)
+	}
+	if err != nil {
+		return Definition{}, err
 	}
 	d, err := m.store.changeDefinition(ctx, id, func(d *definition) error {
 		if c.Submission != nil {
@@ -314,7 +310,10 @@ func (m *Manager) ChangeDefinition(ctx context.Context, id string, c Change) (De
 		return d.apply(c, time.Now().UTC())
 	})
 	if err != nil {
-		return Definition{}, err // the new notebook is swept up
+		if source != "" {
+			m.unkeep(ctx, kindDefinitionNotebook, source, err)
+		}
+		return Definition{}, err
 	}
 	if before != "" {
 		if err := m.store.keeper.RemoveRecord(ctx, kindDefinitionNotebook, before); err != nil {

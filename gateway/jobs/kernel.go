@@ -16,9 +16,6 @@ var ErrOccupied = errors.New("jobs: another job runs in the kernel")
 // record while it looks for other jobs, so no gateway begins the job. If two jobs are stored at once, at most one
 // stays. If this gateway dies meanwhile, another one takes the job and looks itself; see hold.accept.
 func (m *Manager) occupy(ctx context.Context, s *stored) error {
-	if _, there, err := m.In(ctx, s.Kernel); err != nil || there {
-		return cmp.Or(err, ErrOccupied)
-	}
 	s.Holder, s.Pending = m.name, true
 	if err := m.store.write(ctx, s); err != nil {
 		return err

@@ -105,6 +105,7 @@ type Manager struct {
 	store   store
 	index   *index[stored]
 	defines *index[definition]
+	turns   turns
 	kernels Kernels
 	policy  Policy
 	log     *slog.Logger
@@ -127,6 +128,7 @@ type Manager struct {
 	holds   map[string]*hold     // by job
 	watched map[string]*watched  // jobs that other gateways hold
 	notYet  map[string]time.Time // jobs that have to wait, until when
+	ends    map[string]bool      // owners of jobs that have ended since the last trim
 	gave    map[string]time.Time // jobs in the queue that have given way, since when this gateway knows it
 }
 
@@ -146,8 +148,8 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
-		orphans: map[string]map[string]bool{},
-		index:   newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
+		orphans: map[string]map[string]bool{}, ends: map[string]bool{},
+		index: newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
 	}
 }
 
@@ -184,12 +186,19 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 	if err != nil {
 		return Job{}, false, err
 	}
-	if err := m.maySubmit(ctx, sub.Owner); err != nil {
+	if sub.Then != "" {
+		if _, there, err := m.In(ctx, sub.Kernel); err != nil || there {
+			return Job{}, false, cmp.Or(err, ErrOccupied)
+		}
+	}
+	release, err := m.reserveJob(ctx, sub.Owner, job.ID)
+	if err != nil {
 		if s, err := m.store.job(ctx, job.ID); err == nil { // another gateway was faster, and its job was counted
 			return s.Job, false, nil
 		}
 		return Job{}, false, err
 	}
+	defer release()
 	s := stored{entry: entry{Form: form, Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language,
 		From: sub.From}}
 	s.State, s.Created, s.Cells = Queued, time.Now().UTC(), doc.CodeCells()
@@ -205,37 +214,20 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 		err = m.store.write(ctx, &s)
 	}
 	if errors.Is(err, launcher.ErrRecordChanged) { // the same job, at the same time
-		s, err = m.store.job(ctx, job.ID)
-		return s.Job, false, err
+		earlier, err := m.store.job(ctx, job.ID)
+		if err == nil && earlier.Source != s.Source {
+			m.unkeep(ctx, kindNotebook, s.Source, nil)
+		}
+		return earlier.Job, false, err
 	}
 	if err != nil {
+		m.unkeep(ctx, kindNotebook, s.Source, err)
 		return Job{}, false, err
 	}
 	m.view.note(s.brief())
 	m.log.Info("job submitted", logkey.Job, s.ID, logkey.User, s.Owner, logkey.Spec, s.Kernelspec)
 	m.look()
 	return s.Job, true, nil
-}
-
-// maySubmit checks that the owner may have one more job. Two submissions at once may both be counted in.
-func (m *Manager) maySubmit(ctx context.Context, owner string) error {
-	if m.policy.PerUser == 0 {
-		return nil
-	}
-	all, _, err := m.readable(ctx, true)
-	if err != nil {
-		return err
-	}
-	n := 0
-	for _, s := range all {
-		if s.Owner == owner && !s.State.Final() {
-			n++
-		}
-	}
-	if n >= m.policy.PerUser {
-		return &TooManyError{fmt.Sprintf("You have %d jobs that have not ended, as many as are allowed here.", n)}
-	}
-	return nil
 }
 
 // readable returns all jobs, or at least those that have not ended, those that start first in front; see index.read.
@@ -398,6 +390,10 @@ func (m *Manager) Run(ctx context.Context) {
 		err := goroutines.Contain(func() error { return m.round(ctx, &working) })
 		if err != nil && ctx.Err() == nil {
 			m.log.Warn("jobs cannot be read", logkey.Err, err)
+		}
+		err = goroutines.Contain(func() error { return m.trim(ctx) })
+		if err != nil && ctx.Err() == nil {
+			m.log.Warn("jobs that are too many cannot be removed; this is tried again later", logkey.Err, err)
 		}
 		if time.Since(swept) > m.timing.sweep {
 			swept = time.Now()

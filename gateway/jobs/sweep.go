@@ -18,8 +18,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b stored) int { return b.Ended.Compare(a.Ended) })
-	kept := map[string]int{}
+	surplus := m.surplus(all)
 	named, holders := map[string]bool{}, map[string]bool{}
 	var failed []error
 	for i := range all {
@@ -43,9 +42,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 			holders[s.Holder] = true
 			continue
 		}
-		kept[s.Owner]++
-		if m.policy.Keep > 0 && kept[s.Owner] > m.policy.Keep ||
-			m.policy.KeepFor > 0 && time.Since(s.Ended) > m.policy.KeepFor {
+		if surplus[s.ID] {
 			if err := m.discard(ctx, &s.entry); err != nil {
 				failed = append(failed, fmt.Errorf("job %s: %w", s.ID, err))
 			}
@@ -53,6 +50,53 @@ func (m *Manager) sweep(ctx context.Context) error {
 	}
 	return errors.Join(append(failed, m.sweepUnnamed(ctx, kindNotebook, named, damaged),
 		m.sweepUnnamed(ctx, kindLease, holders, nil))...)
+}
+
+// surplus returns the ids of the jobs that have ended too long ago, or are too many for their owner.
+func (m *Manager) surplus(all []stored) map[string]bool {
+	ended := slices.DeleteFunc(slices.Clone(all), func(s stored) bool { return !s.ended() })
+	slices.SortFunc(ended, func(a, b stored) int { return b.Ended.Compare(a.Ended) })
+	kept, ids := map[string]int{}, map[string]bool{}
+	for i := range ended {
+		s := &ended[i]
+		kept[s.Owner]++
+		if m.policy.Keep > 0 && kept[s.Owner] > m.policy.Keep ||
+			m.policy.KeepFor > 0 && time.Since(s.Ended) > m.policy.KeepFor {
+			ids[s.ID] = true
+		}
+	}
+	return ids
+}
+
+// trim removes what is surplus of the owners of jobs that have ended here since the last time. So a user has no more
+// than is kept, also between two sweeps.
+func (m *Manager) trim(ctx context.Context) error {
+	m.mu.Lock()
+	owners := m.ends
+	m.ends = map[string]bool{}
+	m.mu.Unlock()
+	if len(owners) == 0 || m.policy.Keep == 0 {
+		return nil
+	}
+	all, _, err := m.readable(ctx, false)
+	if err != nil {
+		return err // the sweep removes them later
+	}
+	surplus := m.surplus(all)
+	var failed []error
+	for i := range all {
+		if !surplus[all[i].ID] || !owners[all[i].Owner] {
+			continue
+		}
+		full, err := m.store.job(ctx, all[i].ID)
+		if err == nil {
+			err = m.discard(ctx, &full.entry)
+		}
+		if err != nil && !errors.Is(err, launcher.ErrNoRecord) {
+			failed = append(failed, fmt.Errorf("job %s: %w", all[i].ID, err))
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // sweepUnnamed removes notebooks and leases that no record named at two sweeps: they are stored before a record names

@@ -188,8 +188,12 @@ func (m *Manager) held(id string) (Brief, bool) {
 	return *h.known.Load(), true
 }
 
-// observeEnd counts a job that has ended.
+// observeEnd counts a job that has ended, and lets Run look whether its owner has too many of these.
 func (m *Manager) observeEnd(job *Job) {
+	m.mu.Lock()
+	m.ends[job.Owner] = true
+	m.mu.Unlock()
+	m.look()
 	ran := time.Duration(0)
 	if !job.Started.IsZero() {
 		ran = max(0, job.Ended.Sub(job.Started))

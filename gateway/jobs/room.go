@@ -1,0 +1,158 @@
+package jobs
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// kindRoom has a room for each owner of jobs, and one for each owner of definitions.
+const kindRoom = "job-rooms"
+
+// room is the record of what an owner is about to store: the ids, with the times of their reservations. It decides in
+// one order, over all gateways, which submissions are within a limit, before anything of them is stored.
+type room map[string]time.Time
+
+// reserveTime is how long a reservation counts if its gateway has died before it stored anything.
+const reserveTime = 10 * time.Minute
+
+// releaseTime bounds the end of a reservation.
+const releaseTime = 5 * time.Second
+
+// turns are the locks of owners: submissions of one owner by one gateway wait for each other.
+type turns struct{ locks sync.Map }
+
+func (t *turns) lock(owner string) (unlock func()) {
+	l, _ := t.locks.LoadOrStore(owner, new(sync.Mutex))
+	mu, _ := l.(*sync.Mutex)
+	mu.Lock()
+	return mu.Unlock
+}
+
+// storedRoom is a room as it was read.
+type storedRoom struct {
+	room
+	record launcher.Record
+}
+
+// changeRoom changes an owner's room.
+func (m *Manager) changeRoom(ctx context.Context, what, owner string, do func(room) error) error {
+	sum := sha256.Sum256([]byte(owner))
+	id := what + "-" + hex.EncodeToString(sum[:16])
+	defer m.turns.lock(id)()
+	_, err := changed(
+		func() (s storedRoom, err error) {
+			s.record, err = m.store.keeper.Record(ctx, kindRoom, id)
+			switch {
+			case errors.Is(err, launcher.ErrNoRecord):
+				s.record, err = launcher.Record{Kind: kindRoom, ID: id}, nil
+			case errors.Is(err, launcher.ErrRecordDamaged) && s.record.Version != "":
+				err = nil // its reservations are lost
+			case err == nil && json.Unmarshal(s.record.Data, &s.room) != nil:
+				s.room = nil
+			}
+			if s.room == nil {
+				s.room = room{}
+			}
+			return s, err
+		},
+		func(s *storedRoom) error { return do(s.room) },
+		func(s *storedRoom) error { return m.store.put(ctx, s.record, s.room, &s.record.Version) })
+	return err
+}
+
+// reserve makes room for what an owner is about to store under an id, if there is some. The error is refused's if there
+// is none. open returns the ids of what counts for the limit. release must be called when that is stored, or will not
+// be.
+func (m *Manager) reserve(
+	ctx context.Context, what, owner, id string, limit int, open func() (map[string]bool, error),
+	refused func(n int) error,
+) (release func(), err error) {
+	if limit == 0 {
+		return func() {}, nil
+	}
+	err = m.changeRoom(ctx, what, owner, func(r room) error {
+		now := time.Now().UTC()
+		maps.DeleteFunc(r, func(_ string, at time.Time) bool { return now.Sub(at) > reserveTime })
+		// They are read after the room: what has left the room is among them.
+		ids, err := open()
+		if err != nil {
+			return err
+		}
+		for reserved := range r {
+			ids[reserved] = true
+		}
+		delete(ids, id)
+		if n := len(ids); n >= limit {
+			return refused(n)
+		}
+		r[id] = now
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
+		defer cancel()
+		err := m.changeRoom(ctx, what, owner, func(r room) error {
+			delete(r, id)
+			return nil
+		})
+		if err != nil {
+			m.log.Warn("a reservation ends later", logkey.User, owner, logkey.Err, err)
+		}
+	}, nil
+}
+
+// reserveJob makes room for one more job of an owner.
+func (m *Manager) reserveJob(ctx context.Context, owner, id string) (release func(), err error) {
+	return m.reserve(ctx, "jobs", owner, id, m.policy.PerUser, func() (map[string]bool, error) {
+		all, _, err := m.readable(ctx, true)
+		ids := map[string]bool{}
+		for i := range all {
+			if all[i].Owner == owner && !all[i].State.Final() {
+				ids[all[i].ID] = true
+			}
+		}
+		return ids, err
+	}, func(n int) error {
+		return &TooManyError{fmt.Sprintf("You have %d jobs that have not ended, as many as are allowed here.", n)}
+	})
+}
+
+// reserveDefinition makes room for one more definition of an owner.
+func (m *Manager) reserveDefinition(ctx context.Context, owner, id string) (release func(), err error) {
+	return m.reserve(ctx, "definitions", owner, id, m.policy.Definitions, func() (map[string]bool, error) {
+		all, _, err := m.allDefinitions(ctx, false)
+		ids := map[string]bool{}
+		for i := range all {
+			if all[i].Owner == owner {
+				ids[all[i].ID] = true
+			}
+		}
+		return ids, err
+	}, func(n int) error {
+		return &TooManyError{fmt.Sprintf("You have %d job definitions, as many as are allowed here.", n)}
+	})
+}
+
+// unkeep removes a notebook whose job or definition was not stored. If it is not known whether that was stored, the
+// notebook is left to the sweep.
+func (m *Manager) unkeep(ctx context.Context, kind, source string, why error) {
+	if errors.Is(why, launcher.ErrUnavailable) || why != nil && ctx.Err() != nil {
+		return
+	}
+	if err := m.store.keeper.RemoveRecord(ctx, kind, source); err != nil {
+		m.log.Warn("the notebook of a refused submission is removed later", logkey.Err, err)
+	}
+}
