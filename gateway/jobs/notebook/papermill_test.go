@@ -106,20 +106,25 @@ func TestRun_RaisedCarried(t *testing.T) {
 	}
 }
 
-// TestRun_NoIdle: a kernel that sends no idle has ended its cell when it answers something else. The cell has all its
-// outputs.
+// TestRun_NoIdle: the last cell of a kernel that sends no idle ends with the supervisor's idle, and has what came before
+// it: late output, and the line that output is lost. An answer to something else does not end the cell.
 func TestRun_NoIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const late = 10 * time.Second
 		s := &script{cells: map[string]func(*kernelCell){"a": func(k *kernelCell) {
 			k.send(jupyter.Shell, "execute_reply", map[string]any{"status": "ok"})
-			k.print("stdout", "all of it")
+			k.s.alarm, k.s.late = time.After(late), func() {
+				k.print("stdout", "late output, ")
+				k.print("stdout", "and some is lost")
+				k.state("idle")
+			}
 		}}}
 		begin := time.Now()
-		res, last := do(t, s, notebookOf(t, "a", "b"), nil)
-		if got := outputsOf(t, last, 0); res.Status != Completed || got != `stdout "all of it"` {
+		res, last := do(t, s, notebookOf(t, "a"), nil)
+		if got := outputsOf(t, last, 0); res.Status != Completed || got != `stdout "late output, and some is lost"` {
 			t.Errorf("%+v, %s", res, got)
 		}
-		if took := time.Since(begin); took != idlePatience {
+		if took := time.Since(begin); took != late {
 			t.Errorf("it took %s", took)
 		}
 	})

@@ -41,11 +41,6 @@ func (r *run) receive(ctx context.Context) (m *jupyter.Message, stop bool, err e
 			}
 		case errors.Is(cause, errPatience):
 			return nil, true, nil
-		case errors.Is(cause, errQuiet):
-			r.asked = true
-			if err := r.Conn.Send(ctx, r.message("kernel_info_request", r.idleID(), struct{}{})); err != nil {
-				return nil, false, err
-			}
 		default:
 			return nil, false, err
 		}
@@ -55,23 +50,13 @@ func (r *run) receive(ctx context.Context) (m *jupyter.Message, stop bool, err e
 var (
 	errStop     = errors.New("the run is stopped")
 	errPatience = errors.New("the cell has not ended after an interrupt")
-	errQuiet    = errors.New("the cell has a reply and no idle")
 )
-
-// idlePatience is how long a cell with a reply waits for its next message until the kernel is asked something else.
-// Some kernels send no idle. They have sent the cell's outputs before they answer.
-const idlePatience = 4 * time.Second
-
-func (r *run) idleID() string { return r.msgID(r.state.Cell) + "-idle" }
 
 // watch ends a receive when the run is stopped, and when the patience after that is over. The receiver waits for done.
 func (r *run) watch(ctx context.Context, cancel context.CancelCauseFunc) (done <-chan struct{}) {
 	end := make(chan struct{})
 	stop, cause := r.Stop, errStop
-	var patience, quiet <-chan time.Time
-	if r.state.Replied && !r.state.Idled && !r.asked {
-		quiet = time.After(idlePatience)
-	}
+	var patience <-chan time.Time
 	if r.stopped {
 		stop, cause, patience = nil, errPatience, time.After(time.Until(r.stopAt))
 	}
@@ -83,8 +68,6 @@ func (r *run) watch(ctx context.Context, cancel context.CancelCauseFunc) (done <
 			cancel(cause)
 		case <-patience:
 			cancel(cause)
-		case <-quiet:
-			cancel(errQuiet)
 		}
 	}()
 	return end
@@ -104,8 +87,6 @@ func (r *run) handle(ctx context.Context, m *jupyter.Message) error {
 	own, parent := headers(m)
 	present := parent.MsgID == r.msgID(r.state.Cell)
 	switch {
-	case own.MsgType == "kernel_info_reply" && parent.MsgID == r.idleID():
-		r.state.Idled = true
 	case m.Channel == jupyter.Shell && own.MsgType == "execute_reply" && present:
 		var c content // no notebook has it
 		if json.Unmarshal(m.Content, &c) != nil {

@@ -29,7 +29,8 @@ type Conn interface {
 	// same session.
 	Send(ctx context.Context, m jupyter.Message) error
 	// Receive returns the kernel's next message, and a cursor with which another Conn goes on after it. An error that
-	// wraps ErrGone is final. Other errors mean that ctx has ended.
+	// wraps ErrGone is final. Other errors mean that ctx has ended. Each request gets an idle: the supervisor makes one
+	// for a kernel that sends none, and before it says in the cell that output may be lost.
 	Receive(ctx context.Context) (m jupyter.Message, cursor string, err error)
 	// Interrupt interrupts the kernel.
 	Interrupt(ctx context.Context) error
@@ -142,7 +143,6 @@ type run struct {
 	saved     time.Time
 	saveEvery time.Duration
 	changed   bool // since the last save
-	asked     bool // the kernel, after the cell's reply: see idlePatience
 	stopped   bool
 	stopAt    time.Time // when a cell that was interrupted is given up
 }
@@ -299,7 +299,7 @@ func (r *run) isStopped() bool {
 
 // cell runs one cell to its end.
 func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
-	r.state.Running, r.asked = true, false
+	r.state.Running = true
 	if err := r.save(ctx); err != nil {
 		return nil, err
 	}

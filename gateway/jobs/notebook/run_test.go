@@ -26,6 +26,8 @@ type script struct {
 	onInterrupt func(k *kernelCell)
 	last        *kernelCell
 	gone        error
+	alarm       <-chan time.Time
+	late        func() // what the kernel does at the alarm
 }
 
 // kernelCell sends messages about one request.
@@ -99,8 +101,13 @@ func (s *script) Receive(ctx context.Context) (jupyter.Message, string, error) {
 	if s.gone != nil {
 		return jupyter.Message{}, "", s.gone
 	}
-	<-ctx.Done()
-	return jupyter.Message{}, "", ctx.Err()
+	select {
+	case <-s.alarm:
+		s.late()
+		return s.Receive(ctx)
+	case <-ctx.Done():
+		return jupyter.Message{}, "", ctx.Err()
+	}
 }
 
 func (s *script) Interrupt(context.Context) error {
