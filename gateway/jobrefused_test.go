@@ -44,6 +44,7 @@ func TestJobs_OtherLanguage(t *testing.T) {
 	}
 	for _, path := range []string{"/api/jobs", "/api/jobs/definitions"} {
 		g.do("POST", path, body(julia, "")).want(t, 400, `The notebook is in \"julia\", and its kernelspec`)
+		g.do("POST", path, body(julia+`,"language_info":{"name":3}`, "")).want(t, 400, "julia")
 		g.do("POST", path, body(`"language_info":{"name":"R"}`, "")).want(t, 400, `is for \"python\"`)
 	}
 	for _, metadata := range []string{"", `"kernelspec":{"name":"conda-env","language":"python"}`,

@@ -235,7 +235,8 @@ func (js *jobRoutes) jobStart(r *call, body object, spec string, sub *jobs.Submi
 			LanguageInfo struct{ Name string } `json:"language_info"`
 		}
 	}
-	if spec == "" && json.Unmarshal(sub.Notebook, &named) == nil {
+	if spec == "" {
+		_ = json.Unmarshal(sub.Notebook, &named) // a member of another type does not hide the others
 		if _, ok := js.specs.Get(named.Metadata.Kernelspec.Name); ok {
 			spec = named.Metadata.Kernelspec.Name
 		}

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -82,8 +83,10 @@ func (m *machine) set(file, text string) {
 // conversation is a program that answers each line with a line.
 type conversation struct {
 	t       *testing.T
+	cmd     *exec.Cmd
 	process *os.Process
 	in      io.WriteCloser
+	pipe    io.Closer // of out
 	out     *bufio.Scanner
 }
 
@@ -105,7 +108,7 @@ func converse(t *testing.T, cmd *exec.Cmd) *conversation {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return &conversation{t, cmd.Process, in, bufio.NewScanner(out)}
+	return &conversation{t, cmd, cmd.Process, in, out, bufio.NewScanner(out)}
 }
 
 func (c *conversation) say(line string) {
@@ -280,6 +283,18 @@ func TestCommands_ReaderGone(t *testing.T) {
 	}
 	m.helper().does(gpu.Restore, w, gpu.CUDARunning, "")
 	w.want("held()", "variables")
+
+	// Nor does the first answer without a reader end what goes on.
+	h, short := m.helper(), m.worker(1<<20)
+	h.asks(gpu.Save, short)
+	h.asks(gpu.Save, w)
+	h.does(gpu.Look, w, gpu.CUDAUnknown, "has not ended")
+	if err := errors.Join(h.in.Close(), h.pipe.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.cmd.Wait(); h.cmd.ProcessState.ExitCode() < 0 {
+		t.Errorf("the program ended amid a command: %v", err)
+	}
 }
 
 // Where the driver cannot do it, the answer says why.

@@ -62,6 +62,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -142,6 +143,7 @@ func watch(args []string) int {
 		fmt.Fprintf(os.Stderr, "ekg-gpu: --every takes a time from %s, and there are no other arguments\n", shortestEvery)
 		return 2
 	}
+	signal.Ignore(syscall.SIGPIPE) // an answer to a reader that is gone would end the program, amid another command
 	out := &shared{to: os.Stdout}
 	asked := &commands{do: (&cuda{library: "libcuda.so.1"}).do, out: out}
 	defer asked.wait()
