@@ -31,10 +31,10 @@ type widget struct {
 type model struct {
 	State   map[string]json.RawMessage `json:"state"`
 	Buffers []widgetBuffer             `json:"buffers,omitempty"`
-	// Outputs of an Output widget that has taken some. State has no outputs then.
-	Outputs json.RawMessage `json:"outputs,omitempty"`
+	// Taken says that the run has put the outputs into State, and counts them. Older gateways read State only.
+	Taken bool `json:"taken,omitempty"`
 
-	taken []*output // Outputs while the model is in memory; nil: it has taken none
+	taken []*output // these outputs, in the place of those in State; nil: it has taken none
 }
 
 type widgetBuffer struct {
@@ -274,10 +274,17 @@ func live(list []*output) json.RawMessage {
 
 // stored returns the model as a piece.
 func (m *model) stored() json.RawMessage {
-	if m.Outputs = nil; m.taken != nil {
-		m.Outputs = live(m.taken)
+	return encode(model{State: m.whole(), Buffers: m.Buffers, Taken: m.taken != nil})
+}
+
+// whole returns the state with the outputs that were taken.
+func (m *model) whole() map[string]json.RawMessage {
+	if m.taken == nil {
+		return m.State
 	}
-	return encode(m)
+	state := maps.Clone(m.State)
+	state[memberOutputs] = live(m.taken)
+	return state
 }
 
 // parseModel reads the piece of a widget. It returns nil if that is none.
@@ -286,19 +293,16 @@ func parseModel(raw []byte) *model {
 	if json.Unmarshal(raw, m) != nil || m.State == nil {
 		return nil
 	}
-	if m.Outputs != nil {
-		m.taken = append([]*output{}, parseOutputs(m.Outputs)...)
+	if m.Taken {
+		m.taken = append([]*output{}, parseOutputs(m.State[memberOutputs])...)
+		delete(m.State, memberOutputs)
 	}
 	return m
 }
 
 // shown returns the model as nbclient stores it in a notebook.
 func (m *model) shown() any {
-	state := m.State
-	if m.taken != nil {
-		state = maps.Clone(m.State)
-		state[memberOutputs] = live(m.taken)
-	}
+	state := m.whole()
 	shown := map[string]any{"model_name": state["_model_name"], "model_module": orNil(state["_model_module"]),
 		"model_module_version": orNil(state["_model_module_version"]), "state": state}
 	if len(m.Buffers) > 0 {

@@ -192,6 +192,27 @@ func carried(t *testing.T, s *script, left int, cells func() *Document) (res Res
 	return res, assembled(t, *second.last.resumed(t), pieces), false
 }
 
+// TestModel_Older: a gateway of before Output widgets took outputs finds them in the state. What it stores is read.
+func TestModel_Older(t *testing.T) {
+	taken := []*output{{stream: "stdout", text: []byte("taken\n")}}
+	m := &model{State: map[string]json.RawMessage{"_model_name": encode("OutputModel")}, taken: taken}
+	want := `[{"name":"stdout","output_type":"stream","text":"taken\n"}]`
+	var older struct {
+		State map[string]json.RawMessage `json:"state"`
+	}
+	if err := json.Unmarshal(m.stored(), &older); err != nil || string(older.State[memberOutputs]) != want {
+		t.Errorf("an older gateway reads %s, %v", older.State[memberOutputs], err)
+	}
+	if own := parseModel(m.stored()); !reflect.DeepEqual(own.taken, taken) || own.State[memberOutputs] != nil {
+		t.Errorf("this one reads %+v", own)
+	}
+	older.State["layout"] = encode("new")
+	got := parseModel(encode(older))
+	if string(got.whole()[memberOutputs]) != want || string(got.State["layout"]) != `"new"` || got.taken != nil {
+		t.Errorf("of what an older gateway has stored, this one reads %+v", got)
+	}
+}
+
 // TestRun_OutputReplaced: outputs that the kernel sets replace those of an Output widget, as in front ends.
 func TestRun_OutputReplaced(t *testing.T) {
 	s := &script{cells: map[string]func(*kernelCell){"w": func(k *kernelCell) {
