@@ -183,7 +183,12 @@ func (r *run) update(ctx context.Context, c *content) (changed bool, err error) 
 	if c.Transient == nil || c.Transient.DisplayID == "" {
 		return false, nil
 	}
-	for _, at := range r.state.Displays[c.Transient.DisplayID] {
+	places := r.state.Displays[c.Transient.DisplayID]
+	if len(places) == 0 {
+		return false, nil
+	}
+	var data, metadata any = bundle(c.Data), objectOr(c.Metadata) // all places share them
+	for _, at := range places {
 		p, index := r.partOf(at)
 		if p == nil {
 			continue
@@ -199,8 +204,8 @@ func (r *run) update(ctx context.Context, c *content) (changed bool, err error) 
 		if r.size+int64(len(c.Data)+len(c.Metadata))-before > r.limit {
 			continue // the earlier picture stays
 		}
-		out.other.set("data", bundle(c.Data))
-		out.other.set("metadata", objectOr(c.Metadata))
+		out.other.set("data", data)
+		out.other.set("metadata", metadata)
 		p.Size += out.size() - before
 		r.size += out.size() - before
 		changed = true

@@ -139,7 +139,8 @@ type run struct {
 	dirty     map[int]bool // cells with parts that may have changed since the last save
 	size      int64        // bytes of all outputs
 	limit     int64
-	total     int // cells with code to run
+	total     int   // cells with code to run
+	number    []int // by cell: how many of these there are up to it
 	saved     time.Time
 	saveEvery time.Duration
 	changed   bool // since the last save
@@ -174,10 +175,12 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	if r.Most > 0 {
 		r.limit = max(0, min(r.limit, r.Most-int64(len(r.doc.skeleton()))))
 	}
-	for _, c := range r.doc.cells[r.state.From:] {
-		if c.runs() {
+	r.number = make([]int, len(r.doc.cells))
+	for i, c := range r.doc.cells {
+		if i >= r.state.From && c.runs() {
 			r.total++
 		}
+		r.number[i] = r.total
 	}
 	if r.state.Displays == nil {
 		r.state.Displays = map[string][]place{}
@@ -374,10 +377,8 @@ func (r *run) save(ctx context.Context) error {
 
 func (r *run) progress() Progress {
 	p := Progress{Cells: r.total}
-	for i, c := range r.doc.cells {
-		if i >= r.state.From && i <= r.state.Cell && c.runs() {
-			p.Cell++
-		}
+	if n := min(r.state.Cell, len(r.doc.cells)-1); n >= 0 {
+		p.Cell = r.number[n]
 	}
 	return p
 }
