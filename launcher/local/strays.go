@@ -131,7 +131,7 @@ func (s *strays) look() {
 		if id == "" {
 			continue
 		}
-		if _, err := os.Lstat(l.layout.kernel(id)); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(l.layout.kernel(id)); errors.Is(err, fs.ErrNotExist) && l.layout.seenBy(p.PID) {
 			s.endRemoved(record{ID: id})
 		}
 	}
@@ -171,4 +171,24 @@ func (l layout) supervisorOf(pid int) string {
 		return ""
 	}
 	return id
+}
+
+// seenBy reports whether a process has the same folder of kernels at the same path. A gateway in a container may have
+// another one there, and this gateway can see the processes of containers.
+func (l layout) seenBy(pid int) bool {
+	path, err := filepath.EvalSymlinks(l.kernels())
+	if err != nil {
+		return false
+	}
+	ours, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	root, err := os.OpenRoot("/proc/" + strconv.Itoa(pid) + "/root")
+	if err != nil {
+		return false // it has ended, or belongs to another user
+	}
+	defer root.Close() //nolint:errcheck // it was only read
+	theirs, err := root.Stat(path[1:])
+	return err == nil && os.SameFile(ours, theirs)
 }

@@ -3,6 +3,7 @@ package local
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -193,6 +194,48 @@ func TestRemovedFolder_Unseen(t *testing.T) {
 	})
 	if !strings.Contains(gone.Reason, "was removed while it ran") {
 		t.Errorf("the reason is %q", gone.Reason)
+	}
+}
+
+// TestRemovedFolder_Container: processes of a gateway in a container are left alone, which has another folder at the
+// path of this gateway's state.
+func TestRemovedFolder_Container(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	look := func(n int, container bool) (killed bool) {
+		ready, out, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ready.Close() //nolint:errcheck // it was only read
+		script := "echo; read x"
+		cmd := exec.Command("sh", "-c", script, "--config", l.layout.file(id(n), configFile))
+		if container {
+			cmd.Args[2] = `mount -t tmpfs none "${1%/kernels/*}" && mkdir -p "${1%/*/*}" && ` + script
+			cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		}
+		cmd.Stdout = out
+		in, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		_ = out.Close() // the process has it
+		if err != nil {
+			t.Skipf("a namespace of mounts must be allowed, which it is for root: %v", err)
+		}
+		if _, err := ready.Read(make([]byte, 1)); err != nil {
+			t.Fatalf("the process has not begun: %v, %v", err, cmd.Wait())
+		}
+		(&strays{l: l}).look()
+		_ = in.Close() // it ends, if it was not killed
+		_ = cmd.Wait()
+		return cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled()
+	}
+	if look(1, true) || exists(l.layout.endingFile(id(1))) {
+		t.Error("a container's process was ended")
+	}
+	if !look(2, false) || !exists(l.layout.endingFile(id(2))) {
+		t.Error("a process without its folder was not ended")
 	}
 }
 
