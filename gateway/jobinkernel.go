@@ -41,7 +41,7 @@ func (js *jobRoutes) jobInKernel(r *call, body object, sub *jobs.Submission) err
 		return err
 	}
 	if k.State == api.Dead {
-		return kernels.Dead(&k)
+		return kernels.Dead(r.Who, &k)
 	}
 	sub.Kernel, sub.Kernelspec, sub.Flavor = k.ID, js.kernels.SpecNames().Of(&k), k.Flavor
 	r.Kernel, r.Spec, r.Flavor = k.ID, sub.Kernelspec, k.Flavor

@@ -134,7 +134,7 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	if err := g.kernels.Interrupt(r.Context(), &r.Act, id); err != nil {
-		return kernels.NotYet(g.kernels.Explain(r.Context(), id, err))
+		return kernels.NotYet(g.kernels.Explain(r.Context(), r.Who, id, err))
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil

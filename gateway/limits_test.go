@@ -82,6 +82,37 @@ func TestLimits_Starts(t *testing.T) {
 	}
 }
 
+// TestLimits_Readers: the reason of a limit names the owner's kernels. Who may only use one of them reads the limit's
+// name, wherever the reason is shown.
+func TestLimits_Readers(t *testing.T) {
+	const secret = "you have 3 kernels; shut one down to start another: python3 " + idB
+	g := startUserGateway(t, nil)
+	g.fake.restarting = func(string) (func(), error) {
+		return nil, &launcher.LimitError{Limit: "kernels-per-user", Owner: "ann", Reason: secret}
+	}
+	g.fake.add(idA, "python3", api.Dead)
+	g.fake.change(func() {
+		k := g.fake.kernels[idA]
+		k.Owner, k.Limit, k.Reason = "ann", "kernels-per-user", secret
+		k.SharedWith = []launcher.Grant{{User: "bob", Right: launcher.Use}}
+	})
+	path := "/api/kernels/" + idA
+	for _, ask := range [][2]string{{"POST", path + "/restart"}, {"GET", path}, {"GET", "/api/kernels"},
+		{"POST", path + "/interrupt"}, {"GET", path + "/log"}, {"GET", path + "/timeline"}, {"GET", path + "/channels"}} {
+		got := g.do(ask[0], ask[1], "", as("bob"))
+		if strings.Contains(got.body, idB) || strings.Contains(got.body, "you have") {
+			t.Errorf("%q shows bob %s", ask, got.body)
+		}
+		if ask[0] == "GET" && ask[1] == path && !strings.Contains(got.body, "limit kernels-per-user") {
+			t.Errorf("%q does not tell bob the limit: %s", ask, got.body)
+		}
+	}
+	for _, user := range []string{"ann", "root"} {
+		g.do("POST", path+"/restart", "", as(user)).want(t, 403, idB)
+		g.do("GET", path, "", as(user)).want(t, 200, idB)
+	}
+}
+
 // A start that exceeds a limit is rejected with 403, written to the audit log and counted.
 func TestLimits_Kernels(t *testing.T) {
 	audit := &transcript.Buffer{}
@@ -90,7 +121,7 @@ func TestLimits_Kernels(t *testing.T) {
 		o.Audit, o.Metrics = audit, m
 		o.Limits = &limits.Policy{PerGroup: 3}
 	})
-	refusal := &launcher.LimitError{Limit: "kernels-per-user", Reason: "you have too many"}
+	refusal := &launcher.LimitError{Limit: "kernels-per-user", Owner: "uma", Reason: "you have too many"}
 	g.fake.newState = api.Starting
 	g.fake.start = func(_ context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
 		if req.Owner == "uma" {
@@ -107,7 +138,9 @@ func TestLimits_Kernels(t *testing.T) {
 		})
 		return k, created, err
 	}
-	g.fake.restarting = func(string) (func(), error) { return nil, refusal }
+	g.fake.restarting = func(string) (func(), error) {
+		return nil, &launcher.LimitError{Limit: refusal.Limit, Owner: "ann", Reason: refusal.Reason}
+	}
 	for path, body := range map[string]string{"/api/kernels": "", "/api/sessions": `{"path": "x", "type": "y"}`} {
 		g.do("POST", path, body, as("uma")).want(t, 403, `{"reason":"Forbidden","message":"you have too many"}`)
 	}

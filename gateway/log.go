@@ -52,7 +52,7 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *call) error {
 		if r.Context().Err() != nil {
 			return r.Context().Err()
 		}
-		return g.explainLog(r.Context(), id, err)
+		return g.explainLog(r.Context(), r.Who, id, err)
 	}
 	defer func() { _ = resp.Body.Close() }() // read to its end, or of no use any more
 	h := w.Header()
@@ -105,14 +105,15 @@ func (g *Gateway) openLog(
 }
 
 // explainLog returns the reason why a log cannot be read. A dead kernel keeps its log while its supervisor lives.
-func (g *Gateway) explainLog(ctx context.Context, id string, err error) error {
+func (g *Gateway) explainLog(ctx context.Context, who kernels.Caller, id string, err error) error {
 	var never *kernels.DialError
 	if errors.As(err, &never) && errors.Is(err, launcher.ErrNotFound) {
 		if k, kernelErr := g.kernels.Kernel(ctx, id); kernelErr == nil && k.State == api.Dead {
-			return refuse(http.StatusNotFound, "The kernel's log is gone, since its supervisor has ended: %s", k.Reason)
+			return refuse(http.StatusNotFound, "The kernel's log is gone, since its supervisor has ended: %s",
+				who.ReasonOf(&k))
 		}
 	}
-	return g.kernels.Explain(ctx, id, err)
+	return g.kernels.Explain(ctx, who, id, err)
 }
 
 // copyLog copies until the log ends, one side is gone, or the client's context ends. It returns nil if the log has

@@ -55,8 +55,8 @@ func (ms *models) modelFor(who kernels.Caller, k *launcher.Kernel) kernelModel {
 // untimed is modelFor without times, which take longer to write than all else.
 func (ms *models) untimed(who kernels.Caller, k *launcher.Kernel, names *kernels.SpecNames) kernelModel {
 	m := kernelModel{Model: api.Model{
-		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
-		LastDeath: k.LastDeath,
+		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: who.ReasonOf(k), GPU: k.GPU,
+		Memory: k.Memory, LastDeath: k.LastDeath,
 	}}
 	ms.addOwn(&m, who, k, names)
 	return m

@@ -110,12 +110,12 @@ func (g *Gateway) changeKeepUntil(_ kernels.Caller, raw json.RawMessage) (change
 			return nil, err
 		}
 		if k.State == api.Dead {
-			return nil, kernels.Dead(&k)
+			return nil, kernels.Dead(r.Who, &k)
 		}
 		answer, err := g.Ask(r.Context(), &r.Act, id,
 			kernels.Question{Verb: http.MethodPatch, Body: sent, Limit: modelTime})
 		if err != nil {
-			return nil, kernels.NotYet(g.kernels.Explain(r.Context(), id, err))
+			return nil, kernels.NotYet(g.kernels.Explain(r.Context(), r.Who, id, err))
 		}
 		model, ok := readModel(answer, id)
 		if !ok {

@@ -105,7 +105,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *call, c *connection, extra ht
 		return nil, &problem{status: http.StatusServiceUnavailable, err: context.Cause(c.Context()),
 			message: kernels.Unreachable}
 	}
-	return nil, g.explainUpgrade(r.Context(), c.Kernel, err)
+	return nil, g.explainUpgrade(r.Context(), r.Who, c.Kernel, err)
 }
 
 // awaited describes a kernel without a supervisor to the lobby.
@@ -114,7 +114,7 @@ func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 		Wait: func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
 			return g.opts.Launcher.Wait(ctx, id, cond)
 		},
-		Reason: func(k launcher.Kernel) string { return k.Reason + g.kernels.ExplainWait(r.Who, &k) },
+		Reason: func(k launcher.Kernel) string { return r.Who.ReasonOf(&k) + g.kernels.ExplainWait(r.Who, &k) },
 		Connect: func(ctx context.Context, subprotocol string) (*channels.Upstream, error) {
 			// The client's handshake is done, so the supervisor must choose the subprotocol that the client has.
 			r := r.clone()
@@ -156,7 +156,7 @@ func (g *Gateway) follow(r *call, c *connection) (ended func(cause error)) {
 }
 
 // explainUpgrade finds out what a failed handshake means: the kernel is unknown, or it cannot be reached now.
-func (g *Gateway) explainUpgrade(ctx context.Context, id string, err error) error {
+func (g *Gateway) explainUpgrade(ctx context.Context, who kernels.Caller, id string, err error) error {
 	var never *kernels.DialError
 	if errors.As(err, &never) && errors.Is(err, launcher.ErrNotFound) {
 		// A dead kernel can still be looked at, so its websocket is not "not found".
@@ -164,7 +164,7 @@ func (g *Gateway) explainUpgrade(ctx context.Context, id string, err error) erro
 			return kernelErr
 		}
 	}
-	return g.kernels.Explain(ctx, id, err)
+	return g.kernels.Explain(ctx, who, id, err)
 }
 
 // isUpgrade reports whether a request asks for a websocket as RFC 6455 section 4.1 defines it.

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -39,11 +40,17 @@ type Held struct {
 // LimitError says that a kernel was not started because of a limit.
 type LimitError struct {
 	Limit  string // name of the limit
-	Reason string // one sentence for the owner; it names no other user's kernels
+	Owner  string // of the kernel
+	Reason string // one sentence for the owner; it names the owner's other kernels, and none of another user
 }
 
 // Error returns the reason.
 func (e *LimitError) Error() string { return e.Reason }
+
+// LimitForOthers returns the reason of a LimitError for readers who are not the owner.
+func LimitForOthers(limit string) string {
+	return fmt.Sprintf("a limit on the kernels of its owner is reached (limit %s)", limit)
+}
 
 // HasLimits reports whether starts must be counted. nil means no limits.
 func HasLimits(l Limits) bool { return l != nil && l.Set() }

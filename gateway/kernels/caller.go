@@ -81,6 +81,15 @@ func (c Caller) Owns(owner string) bool {
 	return c.SeesAll() || owner != "" && owner == c.Name
 }
 
+// ReasonOf returns why a kernel waits or is dead, as the caller may read it. The reason of a limit names the owner's
+// other kernels, which a kernel's other users may not see.
+func (c Caller) ReasonOf(k *launcher.Kernel) string {
+	if k.Limit == "" || c.Owns(k.Owner) {
+		return k.Reason
+	}
+	return launcher.LimitForOthers(k.Limit)
+}
+
 // SeesAll reports whether the caller may do everything with all kernels.
 func (c Caller) SeesAll() bool { return c.Sole || c.Admin }
 

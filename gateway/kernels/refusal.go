@@ -105,7 +105,11 @@ func RefusalOf(who Caller, named string, err error) *Refusal {
 		return &Refusal{Class: Forbidden, Message: refused.Reason, Long: true, Check: LauncherCheck}
 	case errors.As(err, &limit):
 		// As in Enterprise Gateway, and not TooMany: to repeat the request does not help.
-		return &Refusal{Class: Forbidden, Message: limit.Reason, Long: true, Check: LimitCheck}
+		message := limit.Reason
+		if !who.Owns(limit.Owner) {
+			message = launcher.LimitForOthers(limit.Limit)
+		}
+		return &Refusal{Class: Forbidden, Message: message, Long: true, Check: LimitCheck}
 	case errors.As(err, &gone) && who.Owns(gone.Owner):
 		return refuse(NotFound, "Kernel does not exist: %s: it ended at %s: %s", gone.ID, api.Timestamp(gone.At),
 			gone.Reason)

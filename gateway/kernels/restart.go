@@ -40,7 +40,7 @@ func (s *Service) Restart(ctx context.Context, a *Act, id string) (answer []byte
 	answer, err = s.edge.Ask(ctx, a, id, Question{Verb: "POST", Action: "restart", Limit: restartTime})
 	done()
 	if err != nil {
-		k, err = s.restartAfter(ctx, id, err)
+		k, err = s.restartAfter(ctx, a.Who, id, err)
 		return nil, k, err
 	}
 	if before.State == api.Dead {
@@ -56,7 +56,7 @@ func (s *Service) Restart(ctx context.Context, a *Act, id string) (answer []byte
 }
 
 // restartAfter starts a kernel again whose supervisor has not restarted it, if the error says that it may.
-func (s *Service) restartAfter(ctx context.Context, id string, err error) (k launcher.Kernel, _ error) {
+func (s *Service) restartAfter(ctx context.Context, who Caller, id string, err error) (k launcher.Kernel, _ error) {
 	var never *DialError
 	var undelivered *UndeliveredError
 	var unsupported *launcher.UnsupportedError
@@ -68,7 +68,7 @@ func (s *Service) restartAfter(ctx context.Context, id string, err error) (k lau
 		if kernelErr == nil && now.State == api.Dead {
 			return s.revive(ctx, id)
 		}
-		return k, NotYet(s.Explain(ctx, id, err))
+		return k, NotYet(s.Explain(ctx, who, id, err))
 	case errors.As(err, &undelivered) && s.IsDead(ctx, id):
 		// Most likely the supervisor has ended during the request, or is about to. If it lives, nothing is done, and the
 		// outcome of the request is unknown.
@@ -76,11 +76,11 @@ func (s *Service) restartAfter(ctx context.Context, id string, err error) (k lau
 		defer cancel()
 		k, reviveErr := s.revive(limited, id)
 		if failed := (*launcher.FailedError)(nil); errors.As(reviveErr, &failed) {
-			return k, s.Explain(ctx, id, err)
+			return k, s.Explain(ctx, who, id, err)
 		}
 		return k, reviveErr
 	}
-	return k, s.Explain(ctx, id, err)
+	return k, s.Explain(ctx, who, id, err)
 }
 
 // IsDead reports whether a kernel is dead, as far as the launcher learns within a second.

@@ -169,7 +169,7 @@ func StartError(k launcher.Kernel) error {
 	case k.State != api.Dead:
 		return nil
 	case k.Limit != "":
-		return &launcher.LimitError{Limit: k.Limit, Reason: k.Reason}
+		return &launcher.LimitError{Limit: k.Limit, Owner: k.Owner, Reason: k.Reason}
 	}
 	return &launcher.FailedError{Reason: k.Reason}
 }

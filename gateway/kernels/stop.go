@@ -28,7 +28,7 @@ func (s *Service) Interrupt(ctx context.Context, a *Act, id string) error {
 }
 
 // Explain adds a reason to the error of an undelivered request: why the kernel is dead, or what its start waits for.
-func (s *Service) Explain(ctx context.Context, id string, err error) error {
+func (s *Service) Explain(ctx context.Context, who Caller, id string, err error) error {
 	var undelivered *UndeliveredError
 	if !errors.As(err, &undelivered) {
 		return err
@@ -39,7 +39,7 @@ func (s *Service) Explain(ctx context.Context, id string, err error) error {
 		return kernelErr
 	case kernelErr == nil && k.State == api.Dead:
 		return &Refusal{Class: Unavailable, Reason: "Kernel is dead", Err: err,
-			Message: "The kernel is dead: " + k.Reason}
+			Message: "The kernel is dead: " + who.ReasonOf(&k)}
 	case kernelErr == nil && errors.Is(err, launcher.ErrNoSupervisor):
 		return &Refusal{Class: Unavailable, Reason: "Kernel is starting", Err: err,
 			Message: launcher.StartingText(k.Reason)}
@@ -58,7 +58,7 @@ func NotYet(err error) error {
 }
 
 // Dead is the error of a change of a kernel that is dead.
-func Dead(k *launcher.Kernel) error {
+func Dead(who Caller, k *launcher.Kernel) error {
 	return &Refusal{Class: Conflict, Reason: "Kernel is dead",
-		Message: "The kernel is dead: " + launcher.Sentence(k.Reason)}
+		Message: "The kernel is dead: " + launcher.Sentence(who.ReasonOf(k))}
 }

@@ -39,10 +39,10 @@ func (s *Service) Timeline(ctx context.Context, a *Act, id string) (Timeline, er
 	case k.State == api.Dead && errors.Is(err, launcher.ErrNotFound):
 		t.Missing = "The kernel's supervisor has ended, and its record with it."
 	default:
-		return Timeline{}, s.Explain(ctx, id, err)
+		return Timeline{}, s.Explain(ctx, a.Who, id, err)
 	}
 	if t.Missing != "" {
-		t.Timeline = littleTimeline(&k)
+		t.Timeline = littleTimeline(a.Who, &k)
 	}
 	t.Events = slices.Insert(t.Events, 0, api.TimelineEvent{At: k.Created.UTC(), Kind: api.TimelineCreated})
 	return t, nil
@@ -70,15 +70,15 @@ func (s *Service) readTimeline(ctx context.Context, a *Act, id string) (t Timeli
 }
 
 // littleTimeline is what the launcher knows of a kernel without a supervisor.
-func littleTimeline(k *launcher.Kernel) api.Timeline {
+func littleTimeline(who Caller, k *launcher.Kernel) api.Timeline {
 	now := time.Now().UTC()
 	t := api.Timeline{Since: k.Created.UTC(), Until: now, Events: []api.TimelineEvent{}, Busy: []float64{}}
 	switch {
 	case k.State == api.Dead:
 		t.Until = k.LastActivity.UTC()
-		t.Events = append(t.Events, api.TimelineEvent{At: t.Until, Kind: api.TimelineDead, Text: k.Reason})
+		t.Events = append(t.Events, api.TimelineEvent{At: t.Until, Kind: api.TimelineDead, Text: who.ReasonOf(k)})
 	case k.Reason != "":
-		t.Events = append(t.Events, api.TimelineEvent{At: now, Kind: api.TimelineWaiting, Text: k.Reason})
+		t.Events = append(t.Events, api.TimelineEvent{At: now, Kind: api.TimelineWaiting, Text: who.ReasonOf(k)})
 	}
 	return t
 }

@@ -220,7 +220,7 @@ func (b *bound) decide(start launcher.Held, held []launcher.Held) launcher.Verdi
 			own = append(own, h)
 		}
 	}
-	v.Refused = &launcher.LimitError{Limit: b.name, Reason: b.refusal(want, used, own)}
+	v.Refused = &launcher.LimitError{Limit: b.name, Owner: start.Owner, Reason: b.refusal(want, used, own)}
 	return v
 }
 

@@ -165,7 +165,7 @@ func (l *Launcher) awaitDecision(ctx context.Context, k *kernel) error {
 		return end != nil || k.removed || !podstatus.IsUndecided(k.pod)
 	})
 	if end != nil && end.Limit != "" {
-		return &launcher.LimitError{Limit: end.Limit, Reason: end.Reason}
+		return &launcher.LimitError{Limit: end.Limit, Owner: k.rec.Owner, Reason: end.Reason}
 	}
 	return nil
 }
