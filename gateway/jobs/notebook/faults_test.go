@@ -82,7 +82,8 @@ func TestRun_Unreadable(t *testing.T) {
 
 // TestRun_LanguageUnreadable: the kernel's own metadata are judged as outputs are.
 func TestRun_LanguageUnreadable(t *testing.T) {
-	for name, value := range map[string]string{"deep": nested(250), "long": `"` + strings.Repeat("x", maxLanguageInfo) + `"`} {
+	long := `"` + strings.Repeat("x", maxLanguageInfo) + `"`
+	for name, value := range map[string]string{"deep": nested(250), "long": long} {
 		m := jupyter.New(jupyter.Shell, "kernel_info_reply", "kernel", []byte(`{"msg_id": "1"}`), struct{}{})
 		m.Content = []byte(`{"language_info": {"name": "python", "x": ` + value + `}}`)
 		s := &script{}
