@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -116,6 +117,61 @@ func TestManager_DefinitionCosts(t *testing.T) {
 	if again := list(); again != 0 {
 		t.Errorf("a list without changes reads %d bytes", again)
 	}
+}
+
+// held counts listings, and keeps each until pass is closed.
+type held struct {
+	*launchertest.MemoryRecords
+	listings atomic.Int64
+	pass     chan struct{}
+}
+
+func (h *held) RecordStamps(ctx context.Context, kind string, open bool) (map[string]string, error) {
+	h.listings.Add(1)
+	select {
+	case <-h.pass:
+		return h.MemoryRecords.RecordStamps(ctx, kind, open)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// TestManager_ListsAtOnce: lists that wait for a slow one share the next, which has all that was stored before. One
+// whose client leaves keeps no other.
+func TestManager_ListsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records := &held{MemoryRecords: &launchertest.MemoryRecords{}, pass: make(chan struct{})}
+		m := New(records, newCluster(0), Policy{}, slog.New(slog.DiscardHandler))
+		var done sync.WaitGroup
+		list := func(ctx context.Context, want int) {
+			done.Go(func() {
+				got, err := m.List(ctx, func(j *Job) bool { return j.Owner == "bob" })
+				if len(got) != want || !errors.Is(err, ctx.Err()) {
+					t.Errorf("%d jobs, %v; want %d", len(got), err, want)
+				}
+			})
+			synctest.Wait()
+		}
+		slow, leave := context.WithCancel(t.Context())
+		list(slow, 0)
+		for i := range 3 { // the first of them reads after the slow one, and leaves, too
+			submit(t, m, submission("bob", strconv.Itoa(i)))
+		}
+		first, leaveFirst := context.WithCancel(t.Context())
+		list(first, 0)
+		for range 50 {
+			list(t.Context(), 3)
+		}
+		leave()
+		synctest.Wait()
+		leaveFirst()
+		synctest.Wait()
+		close(records.pass)
+		done.Wait()
+		if n := records.listings.Load(); n > 4 { // those who wait for a reading that was left may join one of two
+			t.Errorf("the records were listed %d times", n)
+		}
+	})
 }
 
 // TestStore_Light: what an index holds is never written over the whole record.
