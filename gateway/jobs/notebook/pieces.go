@@ -135,26 +135,33 @@ func (r *run) tail(ctx context.Context, at int) error {
 	return nil
 }
 
-// put adds an output to a cell whose tail is ready, and counts its size. Text that is longer than a part is divided.
+// put adds an output to a cell whose tail is ready, and counts its size.
 func (r *run) put(at int, out *output) {
+	parts, more := appendPart(r.doc.cells[at].parts, out)
+	r.doc.cells[at].parts = parts
+	r.size += more
+}
+
+// appendPart adds an output to the last part, which is in memory, and returns by how much it is more. Text that is
+// longer than a part is divided.
+func appendPart(parts []*part, out *output) (all []*part, more int64) {
 	if rest := out.text; len(rest) > maxPart {
 		cut := maxPart
 		for !utf8.RuneStart(rest[cut]) { // text from JSON is valid UTF-8
 			cut--
 		}
-		r.put(at, &output{stream: out.stream, text: rest[:cut:cut]})
-		r.put(at, &output{stream: out.stream, text: rest[cut:]})
-		return
+		parts, more = appendPart(parts, &output{stream: out.stream, text: rest[:cut:cut]})
+		all, then := appendPart(parts, &output{stream: out.stream, text: rest[cut:]})
+		return all, more + then
 	}
-	c := r.doc.cells[at]
 	// None is there after a clear.
-	if n := len(c.parts); n == 0 || c.parts[n-1].Size >= maxPart {
-		c.parts = append(c.parts, &part{})
+	if n := len(parts); n == 0 || parts[n-1].Size >= maxPart {
+		parts = append(parts, &part{})
 	}
-	last := c.parts[len(c.parts)-1]
+	last := parts[len(parts)-1]
 	before := last.Size
 	last.put(out)
-	r.size += last.Size - before
+	return parts, last.Size - before
 }
 
 // begin takes a document that no run has stored. Cells that keep their outputs get them as a part.
@@ -247,11 +254,19 @@ func (r *run) store(ctx context.Context) (err error) {
 	clear(r.dirty)
 	for _, id := range slices.Sorted(maps.Keys(r.state.Widgets)) {
 		w := r.state.Widgets[id]
-		if w.Piece != "" {
-			continue
+		for _, p := range w.Parts {
+			if p.Piece != "" {
+				continue
+			}
+			if p.Piece, err = r.Pieces.Put(ctx, encode(partContent{Outputs: encodeOutputs(p.list)})); err != nil {
+				return err
+			}
+			p.list = nil
 		}
-		if w.Piece, err = r.Pieces.Put(ctx, w.model.stored()); err != nil {
-			return err
+		if w.Piece == "" {
+			if w.Piece, err = r.Pieces.Put(ctx, w.model.stored()); err != nil {
+				return err
+			}
 		}
 		if w.Size >= partSize {
 			w.model = nil
@@ -274,6 +289,9 @@ func (s *State) Names() (names []string) {
 	}
 	for _, w := range s.Widgets {
 		names = append(names, w.Piece)
+		for _, p := range w.Parts {
+			names = append(names, p.Piece)
+		}
 	}
 	return names
 }

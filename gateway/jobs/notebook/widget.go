@@ -21,6 +21,8 @@ type widget struct {
 	MsgID  string `json:"msg_id,omitempty"` // of the request whose outputs it takes; "" if it takes none
 	Clear  bool   `json:"clear,omitempty"`  // a clear_output waits for the next output
 	Full   bool   `json:"full,omitempty"`   // it has too much output
+	// Parts are the outputs that it has taken behind those in its model. The model has at most about partSize of them.
+	Parts []*part `json:"parts,omitempty"`
 	// News is behind the index of the cell that has changed its outputs, until the kernel is told. 0: there are no news.
 	News int `json:"news,omitempty"`
 
@@ -90,7 +92,7 @@ func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) erro
 	}
 	_, replaced := data.State[memberOutputs]
 	if replaced {
-		size -= sizeOf(w.model.taken)
+		size -= w.taken()
 	}
 	if size > 0 && r.size+size > r.limit {
 		return nil
@@ -99,7 +101,7 @@ func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) erro
 	r.state.Widgets[c.CommID] = w
 	maps.Copy(w.model.State, data.State)
 	if replaced { // by the kernel, which knows them
-		w.model.taken, w.Clear, w.Full, w.News = nil, false, false, 0
+		w.model.taken, w.Parts, w.Clear, w.Full, w.News = nil, nil, false, false, 0
 	}
 	for _, b := range more {
 		if at := w.model.buffer(b.Path); at >= 0 {
@@ -168,14 +170,21 @@ func (r *run) taker(at int) *widget {
 // take applies an output or a clear_output to the Output widget that takes it. An update of a display does not reach
 // what widgets show, as in front ends.
 func (r *run) take(ctx context.Context, w *widget, msgType string, c *content) error {
-	if err := r.load(ctx, w); err != nil {
-		return err
+	if len(w.Parts) == 0 || msgType == "clear_output" || w.Clear {
+		if err := r.load(ctx, w); err != nil {
+			return err
+		}
 	}
-	if w.model.taken == nil {
+	if len(w.Parts) == 0 && w.model.taken == nil {
 		old := w.model.State[memberOutputs]
-		w.model.taken = append([]*output{}, parseOutputs(old)...)
+		w.model.taken = []*output{}
 		delete(w.model.State, memberOutputs)
-		r.grow(w, sizeOf(w.model.taken)-int64(len(memberOutputs)+len(old)))
+		r.grow(w, -int64(len(memberOutputs)+len(old)))
+		for _, out := range parseOutputs(old) {
+			if err := r.append(ctx, w, out); err != nil {
+				return err
+			}
+		}
 	}
 	if msgType == "clear_output" {
 		if w.Clear = c.Wait; !c.Wait {
@@ -203,23 +212,74 @@ func (r *run) take(ctx context.Context, w *widget, msgType string, c *content) e
 		w.Full = true
 		out = r.overLimit("widget")
 	}
-	last := int64(0)
-	if n := len(w.model.taken); n > 0 {
-		last = w.model.taken[n-1].size()
-	}
-	n := len(w.model.taken)
-	if w.model.taken = appendOutput(w.model.taken, out); len(w.model.taken) > n {
-		last = 0
-	}
-	r.grow(w, w.model.taken[len(w.model.taken)-1].size()-last)
 	w.News = r.state.Cell + 1
+	return r.append(ctx, w, out)
+}
+
+// append adds an output to what an Output widget has taken: to its model while that is small, then to its last part.
+// So what is stored again when the widget changes is small. The model is in memory if there are no parts.
+func (r *run) append(ctx context.Context, w *widget, out *output) error {
+	before := w.taken()
+	if len(w.Parts) == 0 && before+out.size() <= partSize {
+		w.model.taken = appendOutput(w.model.taken, out)
+		r.grow(w, w.taken()-before)
+		return nil
+	}
+	if n := len(w.Parts); n == 0 || w.Parts[n-1].Piece != "" && w.Parts[n-1].Size >= partSize {
+		w.Parts = append(w.Parts, &part{})
+	} else if last := w.Parts[n-1]; last.Piece != "" {
+		content, err := readPart(ctx, r.Pieces, last)
+		if err != nil {
+			return err
+		}
+		last.list, last.Piece = parseOutputs(content.Outputs), ""
+	}
+	parts, more := appendPart(w.Parts, out)
+	w.Parts, w.Size, r.size = parts, w.Size+more, r.size+more
 	return nil
 }
 
 // empty clears the outputs of an Output widget.
 func (r *run) empty(w *widget) {
-	r.grow(w, -sizeOf(w.model.taken))
-	w.model.taken, w.Clear, w.Full, w.News = []*output{}, false, false, r.state.Cell+1
+	r.grow(w, -w.taken())
+	w.model.taken, w.Parts, w.Clear, w.Full, w.News = []*output{}, nil, false, false, r.state.Cell+1
+}
+
+// taken returns the size of the outputs that the widget has taken, without those of a model that is not in memory.
+func (w *widget) taken() (size int64) {
+	if w.model != nil {
+		size = sizeOf(w.model.taken)
+	}
+	for _, p := range w.Parts {
+		size += p.Size
+	}
+	return size
+}
+
+// outputs returns the outputs that the widget has taken. Its model is in memory. Parts that are not are read.
+func (w *widget) outputs(ctx context.Context, pieces Pieces) (list []*output, err error) {
+	for _, out := range w.model.taken {
+		list = appendCopy(list, out)
+	}
+	for _, p := range w.Parts {
+		outputs := p.list
+		if p.Piece != "" {
+			content, err := readPart(ctx, pieces, p)
+			if err != nil {
+				return nil, err
+			}
+			outputs = parseOutputs(content.Outputs)
+		}
+		for _, out := range outputs {
+			list = appendCopy(list, out)
+		}
+	}
+	return list, nil
+}
+
+// appendCopy is appendOutput for an output that belongs to another list.
+func appendCopy(list []*output, out *output) []*output {
+	return appendOutput(list, &output{stream: out.stream, text: slices.Clone(out.text), other: out.other})
 }
 
 func sizeOf(list []*output) (size int64) {
@@ -249,11 +309,15 @@ func (r *run) tell(ctx context.Context) error {
 		if err := r.load(ctx, w); err != nil {
 			return err
 		}
-		if w.News = 0; w.model.taken == nil || sizeOf(w.model.taken) > maxNews {
+		if w.News = 0; w.model.taken == nil || w.taken() > maxNews {
 			continue
 		}
+		outputs, err := w.outputs(ctx, r.Pieces)
+		if err != nil {
+			return err
+		}
 		m := r.message("comm_msg", r.msgID(r.state.Cell)+"-"+id, map[string]any{"comm_id": id, "data": map[string]any{
-			"method": "update", "state": map[string]any{memberOutputs: live(w.model.taken)}, "buffer_paths": []any{}}})
+			"method": "update", "state": map[string]any{memberOutputs: live(outputs)}, "buffer_paths": []any{}}})
 		if err := r.Conn.Send(ctx, m); err != nil {
 			return err
 		}

@@ -238,6 +238,91 @@ func TestRun_OutputReplaced(t *testing.T) {
 	}
 }
 
+// prints is a cell that prints lines into the Output widget m, each in a with statement of its own.
+func prints(msgID string, lines int, open bool) func(*kernelCell) {
+	return func(k *kernelCell) {
+		comm := func(msgType string, state map[string]any) {
+			k.pub(msgType, map[string]any{"comm_id": "m", "data": map[string]any{"state": state}})
+		}
+		if open {
+			comm("comm_open", map[string]any{"_model_name": "OutputModel", "_model_module": "@jupyter-widgets/output",
+				"msg_id": "", "outputs": []any{}})
+		}
+		for i := range lines {
+			comm("comm_msg", map[string]any{"msg_id": msgID})
+			k.print("stdout", fmt.Sprint(msgID, i, strings.Repeat("x", 4000), "\n"))
+			comm("comm_msg", map[string]any{"msg_id": ""})
+		}
+		k.end("", "")
+	}
+}
+
+// TestRun_OutputBytes: what a save writes does not grow with the output that a widget has taken before.
+func TestRun_OutputBytes(t *testing.T) {
+	pieces, s := &memory{}, &script{t: t}
+	r := &run{Run: &Run{Pieces: pieces, Document: notebookOf(t, "w"), ID: "job-1"}, dirty: map[int]bool{}, limit: 64 << 20}
+	r.begin()
+	r.state.Widgets, r.state.Takers, r.state.Running = map[string]*widget{}, map[string][]string{}, true
+	prints("job-1-0", 100, true)(&kernelCell{s: s, parent: r.request(r.doc.cells[0]).Header})
+	for i := range s.log {
+		if err := r.handle(t.Context(), &s.log[i]); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.store(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outputs, _ := widgetOutputs(t, assembled(t, r.state, pieces))["m"].([]any)
+	if len(outputs) != 1 || len(outputs[0].(map[string]any)["text"].(string)) < 100*4000 {
+		t.Errorf("the widget has %.99v", outputs)
+	}
+	if r.size != r.state.Widgets["m"].Size+r.state.Cells[0][0].Size {
+		t.Errorf("the size is %d, the widget's %d", r.size, r.state.Widgets["m"].Size)
+	}
+	if pieces.bytes > 20<<20 { // the whole widget 300 times is 60 MB
+		t.Errorf("%d bytes are written", pieces.bytes)
+	}
+}
+
+// TestRun_OutputPartsCarried: a gateway dies while a widget takes much output, before each of its writes in turn.
+// Another one carries on. The widget, and what the kernel is told of it, are the same.
+func TestRun_OutputPartsCarried(t *testing.T) {
+	kernel := func() *script {
+		return &script{t: t, cells: map[string]func(*kernelCell){
+			"a": prints("job-1-0", 20, true), "b": prints("job-1-1", 10, false),
+			"c": func(k *kernelCell) {
+				prints("job-1-2", 1, false)(k)
+				k.s.log = k.s.log[:len(k.s.log)-2] // no end yet
+				k.pub("comm_msg", map[string]any{"comm_id": "m", "data": map[string]any{"state": map[string]any{
+					"msg_id": "job-1-2"}}})
+				k.pub("clear_output", map[string]any{"wait": true})
+				k.print("stdout", "last")
+				k.end("", "")
+			}}}
+	}
+	check := func(left int, s *script, notebook []byte) {
+		t.Helper()
+		want := map[string]any{"m": []any{map[string]any{"output_type": "stream", "name": "stdout", "text": "last"}}}
+		if got := widgetOutputs(t, notebook); !reflect.DeepEqual(got, want) || len(s.told) != 3 {
+			t.Fatalf("dead after %d writes: the widget has %.99v, %d are told", left, got, len(s.told))
+		}
+		for i, m := range s.told[:2] {
+			for cell, lines := range []int{20, 10}[:i+1] {
+				if n := bytes.Count(m.Content, fmt.Appendf(nil, "job-1-%d", cell)); n != lines {
+					t.Fatalf("dead after %d writes: %d lines of cell %d are told", left, n, cell+1)
+				}
+			}
+		}
+	}
+	for left := 0; ; left += 3 {
+		s := kernel()
+		_, last, whole := carried(t, s, left, func() *Document { return notebookOf(t, "a", "b", "c", "d") })
+		if check(left, s, last); whole {
+			return
+		}
+	}
+}
+
 // TestRun_OutputLimit: a widget with too much output says so once, and keeps an error.
 func TestRun_OutputLimit(t *testing.T) {
 	s := &script{cells: map[string]func(*kernelCell){"flood": func(k *kernelCell) {

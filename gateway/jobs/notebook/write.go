@@ -219,7 +219,7 @@ func (w *assembly) widgets(ctx context.Context) error {
 func (w *assembly) models(ctx context.Context) error {
 	first := true
 	for _, id := range slices.Sorted(maps.Keys(w.s.Widgets)) {
-		raw, err := w.pieces.Get(ctx, w.s.Widgets[id].Piece)
+		model, err := w.model(ctx, w.s.Widgets[id])
 		for err != nil {
 			var now State
 			if now, err = w.newer(ctx, err); err != nil {
@@ -229,9 +229,8 @@ func (w *assembly) models(ctx context.Context) error {
 				break
 			}
 			w.s.Widgets = now.Widgets
-			raw, err = w.pieces.Get(ctx, w.s.Widgets[id].Piece)
+			model, err = w.model(ctx, w.s.Widgets[id])
 		}
-		model := parseModel(raw)
 		if model == nil || model.State["_model_name"] == nil {
 			continue
 		}
@@ -250,4 +249,19 @@ func (w *assembly) models(ctx context.Context) error {
 		return w.text("{}")
 	}
 	return w.text("\n    }")
+}
+
+// model reads the model of a widget, with all outputs that it has taken. It is nil if the piece has none.
+func (w *assembly) model(ctx context.Context, of *widget) (*model, error) {
+	raw, err := w.pieces.Get(ctx, of.Piece)
+	if err != nil {
+		return nil, err
+	}
+	m := parseModel(raw)
+	if m == nil || m.taken == nil {
+		return m, nil
+	}
+	outputs, err := (&widget{Parts: of.Parts, model: m}).outputs(ctx, w.pieces)
+	m.taken = append([]*output{}, outputs...)
+	return m, err
 }
