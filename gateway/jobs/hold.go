@@ -66,7 +66,7 @@ func newHold(ctx context.Context, m *Manager, s stored) *hold {
 func (h *hold) noteLocked() {
 	brief := h.s.brief()
 	h.known.Store(&brief)
-	h.suspect.Store(h.s.Silent >= maxSilent)
+	h.suspect.Store(h.s.Silent > maxShared)
 	h.m.view.note(brief)
 	switch {
 	case h.s.Stopping:

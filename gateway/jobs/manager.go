@@ -112,6 +112,7 @@ type Manager struct {
 	name    string // of this gateway, as a holder: no other process ever has it
 	lease   *lease
 	timing  timing
+	born    time.Time
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
 	observer Observer
@@ -144,9 +145,10 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 	name := uuid.NewString()
 	return &Manager{
 		store: store{keeper}, kernels: kernels, policy: policy, log: log.With(logkey.Component, "jobs"),
-		name: name, lease: &lease{store: store{keeper}, name: name}, timing: realTiming, observer: unobserved{},
-		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
-		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
+		name: name, lease: &lease{store: store{keeper}, name: name}, timing: realTiming, born: time.Now(),
+		observer: unobserved{},
+		perform:  func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
+		wake:     make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
 		orphans: map[string]map[string]bool{}, ends: map[string]bool{},
 		index: newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),

@@ -51,7 +51,8 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 		// A kernel that is being started and has a reason to wait is admitted: it waits for a GPU or a node.
 		blocked[s.Owner] = blocked[s.Owner] || starts ||
 			s.State == Starting && s.Reason == "" && (s.Outcome == nil || s.Outcome.Waits)
-		if mine || !free || waits || s.suspect() && m.tries() {
+		trial := s.trialAfter()
+		if mine || !free || waits || trial > 0 && (m.tries() || time.Since(m.born) < trial) {
 			continue
 		}
 		if err := m.take(ctx, s, working); err != nil {

@@ -8,7 +8,8 @@ import (
 
 const (
 	maxPanics = 2
-	maxSilent = 3
+	maxShared = 2 // gateways that a job may have ended among others; then it is tried alone
+	maxSilent = 3 // gateways that a job may end alone
 	// trialTime is how long a gateway works on a job until its end is not the job's doing.
 	trialTime = time.Minute
 )
@@ -28,22 +29,28 @@ type trial struct {
 	Silent int `json:"silent,omitempty"`
 }
 
-// tryAgain notes that a gateway takes the job. A job that has ended maxSilent gateways fails.
+// tryAgain notes that a gateway takes the job. A job that has ended maxSilent gateways alone fails.
 func (e *entry) tryAgain(gateway string) {
 	switch {
 	case e.State != Running || e.Outcome != nil || e.Holder == "" || e.Holder == gateway:
 		e.Silent = 0 // the run did not go on, or the last holder has given it back
-	case e.Silent >= maxSilent:
+	case e.Silent >= maxShared+maxSilent:
 		e.Silent, e.Outcome = 0, &outcome{State: Failed, Reason: reasonSilent}
 	default:
 		e.Silent++
 	}
 }
 
-// suspect reports whether a gateway goes on with the job only while it tries no other suspect. A job that has done
-// nothing is not blamed for one that ends its gateways.
-func (e *entry) suspect() bool {
-	return e.State == Running && e.Outcome == nil && e.Silent >= maxSilent-1
+// trialAfter returns how long a gateway must have lived before it goes on with the job, and then only while it tries no
+// other suspect. It is 0 for a job that is no suspect. A job that has done nothing is not blamed for another one that
+// ends its gateways. Gateways that end for another cause do not live for long enough: each end makes it four times as
+// long.
+func (e *entry) trialAfter() time.Duration {
+	alone := e.Silent - maxShared
+	if e.State != Running || e.Outcome != nil || alone < 0 || alone >= maxSilent {
+		return 0
+	}
+	return trialTime << (2 * alone)
 }
 
 // tries reports whether this gateway holds a suspect that it has not outlived yet.

@@ -59,15 +59,15 @@ func TestManager_Panics(t *testing.T) {
 	})
 }
 
-// A job that ends its gateways without a word is failed after three. Jobs that these gateways had, too, are not blamed.
+// A job that ends its gateways without a word is failed after three of them had only it. Other jobs are not blamed.
 func TestManager_SilentEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
-		// bad runs for the job that ends its gateways. The other one prints nothing for an hour.
+		// bad runs for the job that ends its gateways. The other one prints nothing for hours.
 		gateway := func(bad func(*mortal) runner) (*mortal, *Manager, func()) {
 			keeper := &mortal{MemoryRecords: records, left: 1 << 30}
 			m := New(keeper, kernels, Policy{}, slog.New(slog.DiscardHandler))
-			quiet := runFor(time.Hour)
+			quiet := runFor(9 * time.Hour)
 			m.perform = func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
 				if r.ID == idOf(jobSpace, "eve", "t")+"-1" {
 					return bad(keeper)(ctx, r)
@@ -85,7 +85,7 @@ func TestManager_SilentEnds(t *testing.T) {
 			defer k.mu.Unlock()
 			k.dead = true
 		}
-		first, m, end := gateway(func(*mortal) runner { return runFor(time.Hour) })
+		first, m, end := gateway(func(*mortal) runner { return runFor(9 * time.Hour) })
 		good := submit(t, m, submission("bob", "good"))
 		time.Sleep(time.Second)
 		s := submission("eve", "bad")
@@ -95,7 +95,7 @@ func TestManager_SilentEnds(t *testing.T) {
 		die(first)
 		end()
 		deaths := 0
-		for range 5 {
+		for range 7 {
 			var keeper *mortal
 			keeper, m, end = gateway(func(k *mortal) runner {
 				return func(ctx context.Context, _ *notebook.Run) (notebook.Result, error) {
@@ -105,14 +105,47 @@ func TestManager_SilentEnds(t *testing.T) {
 					return notebook.Result{}, ctx.Err()
 				}
 			})
-			time.Sleep(3 * time.Minute)
+			time.Sleep(20 * time.Minute)
 			die(keeper)
 			end()
 		}
 		wantState(t, m, bad, Failed, reasonSilent)
 		wantState(t, m, good, Running, "")
-		if deaths != maxSilent {
+		if deaths != maxShared+maxSilent {
 			t.Errorf("%d gateways have died", deaths)
 		}
 	})
+}
+
+// Gateways that end again and again for a cause that is no job's fail none of the jobs that they had.
+func TestManager_OtherEnds(t *testing.T) {
+	for _, life := range []time.Duration{50 * time.Second, 90 * time.Second, 270 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
+			gateway := func() (*mortal, *Manager, func()) {
+				keeper := &mortal{MemoryRecords: records, left: 1 << 30}
+				m := New(keeper, kernels, Policy{}, slog.New(slog.DiscardHandler))
+				m.perform = runFor(99 * time.Hour)
+				return keeper, m, started(m)
+			}
+			keeper, m, end := gateway()
+			ids := []string{submit(t, m, submission("ann", "quiet")), submit(t, m, submission("bob", "quiet"))}
+			for range 40 {
+				time.Sleep(life)
+				keeper.mu.Lock()
+				keeper.dead = true
+				keeper.mu.Unlock()
+				end()
+				keeper, m, end = gateway()
+			}
+			time.Sleep(40 * time.Minute)
+			for _, id := range ids {
+				wantState(t, m, id, Running, "")
+				if now, err := m.store.job(t.Context(), id); err != nil || now.Silent != 0 || m.hold(id) == nil {
+					t.Errorf("lives of %s: %v, %d gateways, %v", life, err, now.Silent, m.hold(id))
+				}
+			}
+			end()
+		})
+	}
 }
