@@ -136,6 +136,8 @@ func (r *Records) RecordStamps(ctx context.Context, kind string, onlyOpen bool) 
 		mark, err := markIn(filepath.Join(r.dir, kind, id))
 		switch {
 		case gone(err):
+		case unusable(err):
+			stamps[id] = ""
 		case err != nil:
 			return nil, unavailable(err)
 		case !onlyOpen || filepath.Ext(mark) != settled:
@@ -175,7 +177,7 @@ func (r *Records) read(ctx context.Context, kind, id string, onlyOpen bool) (lau
 		} else if gone(err) {
 			return one, launcher.ErrNoRecord
 		}
-		if errors.Is(err, files.ErrUnusable) || errors.Is(err, syscall.ENOTDIR) {
+		if unusable(err) {
 			break
 		}
 		if err != nil && !gone(err) {
@@ -349,6 +351,11 @@ func (r *Records) path(kind, id string) (string, error) {
 		return "", fmt.Errorf("records: %q of the kind %q is not a name", id, kind)
 	}
 	return filepath.Join(r.dir, kind, id), nil
+}
+
+// unusable reports whether what has the name of a record, or of its data, cannot be one.
+func unusable(err error) bool {
+	return errors.Is(err, files.ErrUnusable) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, fs.ErrPermission)
 }
 
 // gone reports whether a file or its folder is not there, or on NFS is not there any more.

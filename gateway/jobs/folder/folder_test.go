@@ -209,10 +209,21 @@ func TestRecords_Damaged(t *testing.T) {
 			}
 		}
 	}
-	if all, err := r.OpenRecords(t.Context(), "test"); err != nil || len(all) != 3 {
+	if err := os.WriteFile(filepath.Join(dir, "test", "a-file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "test", "no-rights"), 0); err != nil { // root needs none
+		t.Fatal(err)
+	}
+	for _, onlyOpen := range []bool{true, false} {
+		if stamps, err := r.RecordStamps(t.Context(), "test", onlyOpen); err != nil || len(stamps) != 5 {
+			t.Errorf("%v, %v", stamps, err)
+		}
+	}
+	if all, err := r.OpenRecords(t.Context(), "test"); err != nil || len(all) != 5 {
 		t.Errorf("%v, %v", all, err)
 	}
-	for _, id := range []string{"no-mark", "no-data"} {
+	for _, id := range []string{"no-mark", "no-data", "a-file", "no-rights"} {
 		if err := r.RemoveRecord(t.Context(), "test", id); err != nil {
 			t.Error(err)
 		}
