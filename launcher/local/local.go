@@ -54,6 +54,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
@@ -205,7 +206,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		return nil, fmt.Errorf("StateDir: %w", err)
 	}
 	l.starts, l.upgrades = newStarts(l), &idleUpgrades{l: l}
-	l.strays = &strays{l: l}
+	l.strays = &strays{l: l, lock: flock.Folder}
 	l.warm, l.logs = newWarmStore(l), newLogBounds(l)
 	l.logs.measure()
 	l.processes = &processes{layout: lay, program: l.opts.Supervisor, environ: environment.Supervisor(l.environ),

@@ -67,7 +67,8 @@ func (ps *processes) launch(ctx context.Context, k *kernel, held []*os.File) err
 		argv = append(argv, "--held-fds", fmt.Sprintf("%d+%d", len(files), len(held)))
 		files = append(files, held...)
 	}
-	ch, err := ps.children.Start(argv, ps.environ, "/", files)
+	environ := append(slices.Clip(ps.environ), ownerVariable+"="+k.rec.Owner)
+	ch, err := ps.children.Start(argv, environ, "/", files)
 	_ = readyWriter.Close() // the supervisor has a copy
 	if err != nil {
 		return &launcher.FailedError{

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
@@ -27,7 +28,8 @@ const strayPace = time.Minute
 // strays ends kernels that have lost their files.
 type strays struct {
 	l    *Launcher
-	last time.Time // of the last pass; owned by maintain
+	lock func(dir string) (*os.File, error) // flock.Folder, but in tests
+	last time.Time                          // of the last pass; owned by maintain
 }
 
 // readEntry reads a kernel's record. A warm kernel does not exist for callers. An entry that cannot be a kernel is set
@@ -48,7 +50,7 @@ func (s *strays) readEntry(id string) (record, error) {
 	}
 	// The entry may have been created during the read. The gateway that creates it holds the folder's lock until its
 	// supervisor listens.
-	folder, err := flock.Folder(l.layout.kernel(id))
+	folder, err := s.lock(l.layout.kernel(id))
 	switch {
 	case errors.Is(err, flock.ErrBusy), errors.Is(err, fs.ErrNotExist):
 		return read()
@@ -57,6 +59,8 @@ func (s *strays) readEntry(id string) (record, error) {
 		if rec, err = read(); !errors.As(err, &bad) {
 			return rec, err
 		}
+	case !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.ELOOP) && !errors.Is(err, fs.ErrPermission):
+		return rec, err
 	} // else it is no folder, or a folder without rights
 	s.endDamaged(id, bad)
 	return rec, fs.ErrNotExist
@@ -94,8 +98,14 @@ func (s *strays) endRemoved(rec record) {
 	if _, err := os.Lstat(l.layout.kernel(rec.ID)); !running || !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	s.store(rec, l.processes.killStray(rec.ID),
-		"it was ended: its folder in the gateway's state folder was removed while it ran; its variables are lost")
+	killed := l.processes.killStray(rec.ID)
+	var end *launcher.GoneError
+	if errors.As(l.layout.goneError(rec.ID), &end) && !end.At.Before(rec.Created) { // another gateway has ended it
+		l.log.Warn("processes of an ended kernel remained", logkey.Kernel, rec.ID, logkey.Killed, killed)
+	} else {
+		s.store(rec, killed,
+			"it was ended: its folder in the gateway's state folder was removed while it ran; its variables are lost")
+	}
 	if err := l.layout.removeRunDir(rec); err != nil {
 		l.log.Warn("folder of a kernel's sockets cannot be removed", logkey.Kernel, rec.ID, logkey.Err, err)
 	}
@@ -132,7 +142,7 @@ func (s *strays) look() {
 			continue
 		}
 		if _, err := os.Lstat(l.layout.kernel(id)); errors.Is(err, fs.ErrNotExist) && l.layout.seenBy(p.PID) {
-			s.endRemoved(record{ID: id})
+			s.endRemoved(record{ID: id, Owner: proctree.Variable(p.PID, ownerVariable)})
 		}
 	}
 }
@@ -173,14 +183,13 @@ func (l layout) supervisorOf(pid int) string {
 	return id
 }
 
+// ownerVariable has the kernel's owner in the environment of its supervisor and of the parent; "" if it was warm.
+const ownerVariable = "EKG_KERNEL_OWNER"
+
 // seenBy reports whether a process has the same folder of kernels at the same path. A gateway in a container may have
 // another one there, and this gateway can see the processes of containers.
 func (l layout) seenBy(pid int) bool {
 	path, err := filepath.EvalSymlinks(l.kernels())
-	if err != nil {
-		return false
-	}
-	ours, err := os.Stat(path)
 	if err != nil {
 		return false
 	}
@@ -189,6 +198,7 @@ func (l layout) seenBy(pid int) bool {
 		return false // it has ended, or belongs to another user
 	}
 	defer root.Close() //nolint:errcheck // it was only read
-	theirs, err := root.Stat(path[1:])
-	return err == nil && os.SameFile(ours, theirs)
+	theirs, err1 := root.Stat(path[1:])
+	ours, err2 := os.Stat(path)
+	return err1 == nil && err2 == nil && os.SameFile(ours, theirs)
 }

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // damages are what a hostile program of this user puts in place of a file.
@@ -175,6 +177,52 @@ func TestRemovedFolder(t *testing.T) {
 	}
 }
 
+// TestRemovedFolder_Ended: what remains of a kernel that another gateway has stopped is ended. The reason stays.
+func TestRemovedFolder_Ended(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	for n, want := range map[int]struct {
+		at     time.Duration // of an ending that is stored, since the start
+		reason string
+	}{
+		1: {time.Hour, "stopped on request"},
+		2: {-time.Hour, "was removed while it ran"}, // an earlier kernel's
+	} {
+		k := p.start(l, n, "fine")
+		end := storedEnding{Ending: api.Ending{KernelID: k.ID, Reason: "stopped on request"}, Owner: "ann"}
+		end.At = k.Created.Add(want.at)
+		if err := files.WriteJSON(l.layout.endingFile(k.ID), end); err != nil {
+			t.Fatal(err)
+		}
+		if err := removeAll(l.layout.kernel(k.ID)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Kernels(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if reason := endedFor(t, l, n); !strings.Contains(reason, want.reason) || len(carriers(n)) > 0 {
+			t.Errorf("%d: the reason is %q, and processes %v run", n, reason, carriers(n))
+		}
+	}
+}
+
+// TestReadEntry_Unknown: a gateway that cannot lock a kernel's folder for now does not end the kernel.
+func TestReadEntry_Unknown(t *testing.T) {
+	p := newPlace(t)
+	l := p.open()
+	p.start(l, 1, "fine")
+	_ = l.Close()
+	if err := os.Remove(l.layout.file(id(1), recordFile)); err != nil {
+		t.Fatal(err)
+	}
+	for _, why := range []error{syscall.EMFILE, syscall.EIO} {
+		s := strays{l: l, lock: func(string) (*os.File, error) { return nil, why }}
+		if _, err := s.readEntry(id(1)); !errors.Is(err, why) || len(carriers(1)) == 0 || !exists(l.layout.kernel(id(1))) {
+			t.Errorf("%v: the kernel was ended: %v", why, err)
+		}
+	}
+}
+
 // TestRemovedFolder_Unseen: a kernel whose folder was removed while no gateway ran is found by its processes.
 func TestRemovedFolder_Unseen(t *testing.T) {
 	p := newPlace(t)
@@ -187,13 +235,12 @@ func TestRemovedFolder_Unseen(t *testing.T) {
 	p.change = func(_ *Options, tm *timing) { tm.halfMade = time.Nanosecond }
 	l = p.launcher()
 	eventually(t, "its processes are gone", func() bool { return len(carriers(1)) == 0 })
-	var gone *launcher.GoneError
 	eventually(t, "its end is stored", func() bool {
 		_, err := l.Kernel(t.Context(), k.ID)
-		return errors.As(err, &gone)
+		return errors.As(err, new(*launcher.GoneError))
 	})
-	if !strings.Contains(gone.Reason, "was removed while it ran") {
-		t.Errorf("the reason is %q", gone.Reason)
+	if reason := endedFor(t, l, 1); !strings.Contains(reason, "was removed while it ran") {
+		t.Errorf("the reason is %q", reason)
 	}
 }
 

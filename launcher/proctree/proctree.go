@@ -163,6 +163,17 @@ func carries(pid int, kernelID string) (is, bare bool) {
 	return false, len(env) == 0
 }
 
+// Variable returns the value that a variable had when the process was started; "" if it cannot be read.
+func Variable(pid int, name string) string {
+	env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ") // it may have ended
+	for v := range bytes.SplitSeq(env, []byte{0}) {
+		if value, is := bytes.CutPrefix(v, []byte(name+"=")); is {
+			return string(value)
+		}
+	}
+	return ""
+}
+
 // List returns all processes that this process can see in /proc. Processes that end meanwhile may be missing.
 func List() []Process {
 	dir, err := os.Open("/proc")
