@@ -40,11 +40,11 @@ class _Widget(OutputWidget):
     untold = ""  # msg_id of the request whose outputs it has and the kernel has not: no page was open to tell it
 
     def output(self, outs: Any, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
-        """Takes an output in the place of the cell."""
+        """Takes an output in the place of the cell. An update of a display does not reach it, as in nbclient."""
         if self.clear_before_next_output:
             self.outputs = []
             self.clear_before_next_output = False
-        _append(self.outputs, msg, display_id)
+        _append(self.outputs, msg, None)
         self.untold = msg["parent_header"]["msg_id"]
         self.executor.widget_state[self.comm_id]["outputs"] = self.outputs
 
@@ -169,8 +169,8 @@ class Execution:
         """Returns the execution as JSON, for a page that shows the cell.
 
         While it runs, overwritten text and display ids are kept, because later messages may refer to them. ``seen``
-        holds the msg_ids in the outputs: the page may receive some of these messages again. Outputs of a widget that the
-        kernel cannot show to the page are the cell's.
+        holds the msg_ids in the outputs: the page may receive some of these messages again. Outputs of a widget that
+        the kernel cannot show to the page are the cell's.
         """
         widgets = [w for w in self._reader.comm_objects.values() if w.untold == self.msg_id]
         outputs = self._node.outputs + [output for widget in widgets for output in widget.outputs]
