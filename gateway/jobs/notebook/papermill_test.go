@@ -106,8 +106,8 @@ func TestRun_RaisedCarried(t *testing.T) {
 	}
 }
 
-// TestRun_NoIdle: the last cell of a kernel that sends no idle ends with the supervisor's idle, and has what came before
-// it: late output, and the line that output is lost. An answer to something else does not end the cell.
+// TestRun_NoIdle: the last cell of a kernel that sends no idle ends with the supervisor's idle. It has what came before
+// that: late output, and the line that output is lost. An answer to something else does not end the cell.
 func TestRun_NoIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const late = 10 * time.Second
