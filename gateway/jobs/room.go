@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -38,9 +39,12 @@ func (t *turns) lock(owner string) (unlock func()) {
 	return mu.Unlock
 }
 
-// storedRoom is a room as it was read.
+// storedRoom is a room as it was read. Two that are stored always differ: a keeper may take the hash of a record's data
+// for its version, and a room that was changed and changed back meanwhile would look unchanged.
 type storedRoom struct {
-	room
+	Room   room   `json:"room"`
+	Change string `json:"change"` // a random text
+
 	record launcher.Record
 }
 
@@ -57,16 +61,19 @@ func (m *Manager) changeRoom(ctx context.Context, what, owner string, do func(ro
 				s.record, err = launcher.Record{Kind: kindRoom, ID: id}, nil
 			case errors.Is(err, launcher.ErrRecordDamaged) && s.record.Version != "":
 				err = nil // its reservations are lost
-			case err == nil && json.Unmarshal(s.record.Data, &s.room) != nil:
-				s.room = nil
+			case err == nil && json.Unmarshal(s.record.Data, &s) != nil:
+				s.Room = nil
 			}
-			if s.room == nil {
-				s.room = room{}
+			if s.Room == nil {
+				s.Room = room{}
 			}
 			return s, err
 		},
-		func(s *storedRoom) error { return do(s.room) },
-		func(s *storedRoom) error { return m.store.put(ctx, s.record, s.room, &s.record.Version) })
+		func(s *storedRoom) error { return do(s.Room) },
+		func(s *storedRoom) error {
+			s.Change = rand.Text()
+			return m.store.put(ctx, s.record, s, &s.record.Version)
+		})
 	return err
 }
 
