@@ -336,9 +336,9 @@ func jobWaits(t *testing.T, g *gateway) {
 	}
 }
 
-// TestChaos_Jobs: gateways are killed while fifty jobs run, each directly after one of twenty writes of their records, by
-// chance. Each job ends once, with the right outputs. A gateway lives
-// for 30 s: it takes the jobs of a killed one after 20 s.
+// TestChaos_Jobs: gateways are killed while fifty jobs run, each directly after one of twenty writes of their records,
+// by chance. Each job ends once, with the right outputs. A gateway lives for 30 s: it takes the jobs of a killed one
+// after 20 s.
 func TestChaos_Jobs(t *testing.T) {
 	g := newGateway(t, "--max-kernels=6")
 	other := *g

@@ -41,7 +41,8 @@ func TestRead(t *testing.T) {
 	write := func(name string, size int) error { return os.WriteFile(at(name), make([]byte, size), 0o600) }
 	listener, err := net.Listen("unix", at("socket"))
 	for _, err := range []error{err, write("whole", 10), write("empty", 0), write("large", 11),
-		os.Mkdir(at("folder"), 0o700), syscall.Mkfifo(at("fifo"), 0o600), os.Symlink("whole", at("link")), os.Symlink("/dev/zero", at("zero"))} {
+		os.Mkdir(at("folder"), 0o700), syscall.Mkfifo(at("fifo"), 0o600),
+		os.Symlink("whole", at("link")), os.Symlink("/dev/zero", at("zero"))} {
 		if err != nil {
 			t.Fatal(err)
 		}

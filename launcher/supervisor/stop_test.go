@@ -84,7 +84,7 @@ func TestStop_InterruptsRunningCell(t *testing.T) {
 		}
 		c.result(id)
 		p.until("second life", func(st api.Status) bool { return st.State == api.Idle && st.Epoch == 2 })
-		id = c.cleansUp(second)
+		c.cleansUp(second)
 		if err := p.client().Stop(t.Context(), "because"); err != nil {
 			t.Fatal(err)
 		}
