@@ -2,6 +2,7 @@ package local
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,6 +151,21 @@ func TestDamagedFolders(t *testing.T) {
 			}
 			p.start(p.launcher(), 1, "fine")
 		})
+	}
+}
+
+// TestDiskAway: a gateway whose folder of kernels is a link to a disk that is away does not start, and leaves it alone.
+func TestDiskAway(t *testing.T) {
+	state := t.TempDir()
+	link, away := filepath.Join(state, "kernels"), filepath.Join(state, "disk", "away")
+	if err := os.Symlink(away, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newLayout(state, "", slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("the state directory is used")
+	}
+	if to, err := os.Readlink(link); err != nil || to != away {
+		t.Errorf("the link leads to %q, %v", to, err)
 	}
 }
 
