@@ -270,17 +270,14 @@ func TestCommands_HelperDies(t *testing.T) {
 // A helper whose reader is gone ends what it has begun. A second command for a process is refused meanwhile.
 func TestCommands_ReaderGone(t *testing.T) {
 	m := newMachine(t)
-	m.set("pace", "10000")
-	w, h := m.worker(64<<20), m.helper() // 640 ms
+	m.set("pace", "30000")
+	w, h := m.worker(64<<20), m.helper() // 1.9 s
 	h.asks(gpu.Save, w)
 	h.does(gpu.Look, w, gpu.CUDAUnknown, "has not ended")
-	began := time.Now()
 	if err := h.in.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if h.wants(gpu.Save, gpu.CUDASaved, ""); time.Since(began) > 5*time.Second {
-		t.Errorf("the save took %v", time.Since(began))
-	}
+	h.wants(gpu.Save, gpu.CUDASaved, "")
 	m.helper().does(gpu.Restore, w, gpu.CUDARunning, "")
 	w.want("held()", "variables")
 
@@ -288,7 +285,6 @@ func TestCommands_ReaderGone(t *testing.T) {
 	h, short := m.helper(), m.worker(1<<20)
 	h.asks(gpu.Save, short)
 	h.asks(gpu.Save, w)
-	h.does(gpu.Look, w, gpu.CUDAUnknown, "has not ended")
 	if err := errors.Join(h.in.Close(), h.pipe.Close()); err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,6 @@ const (
 	killRounds    = 20
 	killPause     = 5 * time.Millisecond
 	killPauseMost = 50 * time.Millisecond // in KillRemains, whose pauses grow
-	bareRounds    = 20                    // in KillRemains, while a process has no environment
 )
 
 // KillRemainsLimit bounds KillRemains, unless /proc itself hangs.
@@ -70,7 +69,7 @@ func KillSession(leader int) {
 // KillRemains kills what is left of a kernel: every process that carries the kernel's id in its environment, in any
 // session. If one of them is in the session that kernelPID led, all of that session is killed too. It searches until it
 // finds no more, for KillRemainsLimit at most. A process that executes a program just now has no environment for a
-// moment. So it looks again, for 100 ms, while there is a process without one.
+// moment. So it looks again at processes without one, for 100 ms at most.
 //
 // It pins each process before it checks it, so it kills no other process that got the same number. It spares its own
 // process. It returns how many processes it killed, and an error if some of them are still alive.
@@ -82,18 +81,14 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 	proven := false // see remains; no other session gets the number while one of this session's processes lives
 	deadline := time.Now().Add(KillRemainsLimit)
 	belongs := func(p Process) bool { return Carries(p.PID, kernelID) || p.Session == kernelPID }
-	for pause, bare := killPause, 0; ; pause = min(2*pause, killPauseMost) {
-		var left []int
-		var executing bool
-		left, executing, proven = remains(kernelID, kernelPID, proven)
-		if len(left) == 0 {
-			if bare++; !executing || bare > bareRounds {
-				return len(killed), nil
-			}
-			time.Sleep(killPause)
-			continue
-		}
-		if time.Now().After(deadline) {
+	for pause := killPause; ; pause = min(2*pause, killPauseMost) {
+		var left, bare []int
+		left, bare, proven = remains(kernelID, kernelPID, proven)
+		late := time.Now().After(deadline)
+		switch {
+		case len(left) == 0 && (late || !willCarry(bare, kernelID)):
+			return len(killed), nil
+		case late:
 			return len(killed), fmt.Errorf("%d processes of kernel %s do not end", len(left), kernelID)
 		}
 		for _, pid := range left {
@@ -105,29 +100,51 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 	}
 }
 
-// remains lists the living processes that KillRemains kills, and reports whether one may be executing a program. known
-// becomes true once the session is known to be the kernel's, and not one that got the same number later.
-func remains(kernelID string, kernelPID int, proven bool) (marked []int, executing, known bool) {
+// willCarry reports whether one of the processes has the kernel's id once it has an environment. It waits for 100 ms at
+// most: a process may have been started without one.
+func willCarry(bare []int, kernelID string) bool {
+	for range killRounds {
+		var still []int
+		for _, pid := range bare {
+			is, isBare := carries(pid, kernelID)
+			if is {
+				return true
+			}
+			if isBare {
+				still = append(still, pid)
+			}
+		}
+		if bare = still; len(bare) == 0 {
+			return false
+		}
+		time.Sleep(killPause)
+	}
+	return false
+}
+
+// remains lists the living processes that KillRemains kills, and those without an environment, which may be executing a
+// program. known becomes true once the session is known to be the kernel's, and not one that got the same number later.
+func remains(kernelID string, kernelPID int, proven bool) (marked, bare []int, known bool) {
 	var session []int
 	for _, p := range List() {
 		if !p.Alive() || p.PID == os.Getpid() || p.kernelThread {
 			continue
 		}
-		is, bare := carries(p.PID, kernelID)
+		is, isBare := carries(p.PID, kernelID)
 		switch {
 		case is:
 			marked = append(marked, p.PID)
 			proven = proven || p.Session == kernelPID
 		case p.Session == kernelPID && kernelPID > 1:
 			session = append(session, p.PID)
-		case bare:
-			executing = true
+		case isBare:
+			bare = append(bare, p.PID)
 		}
 	}
 	if proven {
 		marked = append(marked, session...)
 	}
-	return marked, executing, proven
+	return marked, bare, proven
 }
 
 // killPinned kills a process if meant is true of it, and reports whether it did. It takes a handle before the check (a
