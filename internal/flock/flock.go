@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -28,13 +29,38 @@ const (
 const noWait = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 // Try creates a file, if need be, and locks it. The error is ErrBusy if another program has the lock, and
-// fs.ErrNotExist if the file's folder has gone.
+// fs.ErrNotExist if the file's folder has gone. What has the name and cannot be locked gets another name.
 func Try(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noWait, 0o600)
+	if unusable(err) || errors.Is(err, syscall.EISDIR) {
+		if err = clearName(path); err == nil {
+			f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|noWait, 0o600)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	return try(f)
+}
+
+// unusable reports whether an error of open(2) says that what has a lock's name is a link, a socket, or a file without
+// rights. No lock of this package is, so a hostile program of this user has made it.
+func unusable(err error) bool {
+	return errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) || errors.Is(err, fs.ErrPermission)
+}
+
+// clearName renames what has a lock's name and is no file. A file gets its rights back.
+func clearName(path string) error {
+	at, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // another program has cleared the name
+		return nil
+	case err != nil:
+		return err
+	case at.Mode().IsRegular():
+		return os.Chmod(path, 0o600)
+	}
+	return os.Rename(path, path+".aside."+strconv.FormatInt(time.Now().UnixNano(), 36))
 }
 
 // try locks an open file or folder that still has its name, or closes it.
@@ -114,11 +140,11 @@ func Unlock(f *os.File) {
 }
 
 // Held reports whether any program has the lock of a file; with alone, whether one has it for itself. A file that does
-// not exist, or is a link, is not locked. The caller makes sure that no other program takes the lock at this moment,
+// not exist, or that cannot be a lock, is not locked. The caller makes sure that no other program takes the lock at this moment,
 // and fails.
 func Held(path string, alone bool) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) {
+	if errors.Is(err, fs.ErrNotExist) || unusable(err) {
 		return false, nil
 	}
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -120,4 +121,58 @@ func TestTry_Removed(t *testing.T) {
 			t.Errorf("another %t: %v", another, err)
 		}
 	}
+}
+
+// TestTry_Unusable: what a hostile program of this user has put in a lock's place is not locked, and does not keep the
+// lock from being taken.
+func TestTry_Unusable(t *testing.T) {
+	for name, with := range map[string]func(path string) error{
+		"a folder":         func(path string) error { return os.MkdirAll(filepath.Join(path, "x"), 0o700) },
+		"a FIFO":           func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a link to a file": func(path string) error { return os.Symlink("/proc/self/stat", path) },
+		"a link to itself": func(path string) error { return os.Symlink(path, path) },
+		"a socket":         func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
+		"no rights":        func(path string) error { return os.WriteFile(path, nil, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "lock")
+			asUser(t, dir)
+			if err := with(path); err != nil {
+				t.Fatal(err)
+			}
+			if held, err := Held(path, true); held || err != nil {
+				t.Errorf("held: %t, %v", held, err)
+			}
+			f, err := Try(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer Unlock(f)
+			if held, err := Held(path, true); !held || err != nil {
+				t.Errorf("once it is locked: held %t, %v", held, err)
+			}
+		})
+	}
+}
+
+// asUser makes this test's thread, if it is root's, look at files as another user, who gets a folder. The thread ends
+// with the test.
+func asUser(t *testing.T, dir string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return
+	}
+	const nobody = 65534
+	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, nobody, -1); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	if _, _, err := syscall.RawSyscall(syscall.SYS_SETFSUID, nobody, 0, 0); err != 0 {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _, _ = syscall.RawSyscall(syscall.SYS_SETFSUID, 0, 0, 0) })
 }

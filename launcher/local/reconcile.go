@@ -158,11 +158,7 @@ func (l *Launcher) removeEnded(k *kernel) error {
 // keepFromStart takes the lock of a kernel that is about to be removed. A supervisor that took it now would run on
 // without a folder. The error may be errStarts.
 func (l *Launcher) keepFromStart(k *kernel) (*os.File, error) {
-	path := l.layout.file(k.id, lockFile)
-	if at, err := os.Lstat(path); err == nil && !at.Mode().IsRegular() {
-		l.layout.setAside(path, errors.New("it is not a file")) // no supervisor can have locked it
-	}
-	lock, err := flock.Try(path)
+	lock, err := flock.Try(l.layout.file(k.id, lockFile))
 	if errors.Is(err, flock.ErrBusy) {
 		err = errStarts
 	}

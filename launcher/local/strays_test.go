@@ -22,6 +22,9 @@ var damages = map[string]func(path string) error{
 	"a FIFO":               func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	"a link to /dev/zero":  func(path string) error { return os.Symlink("/dev/zero", path) },
 	"a link to itself":     func(path string) error { return os.Symlink(path, path) },
+	"a link to a file":     func(path string) error { return os.Symlink("/proc/self/stat", path) },
+	"a socket":             func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
+	"no rights":            func(path string) error { return os.WriteFile(path, nil, 0) },
 	"no JSON":              func(path string) error { return os.WriteFile(path, []byte("{half"), 0o600) },
 	"a file of null bytes": func(path string) error { return os.WriteFile(path, make([]byte, 100), 0o600) },
 	"a file of 1 TiB": func(path string) error {
@@ -54,8 +57,13 @@ func removeAll(dir string) (err error) {
 // round may still read the state directory. There is no third.
 func (p *place) quiet() *Launcher {
 	p.t.Helper()
-	rounds := make(chan time.Time)
-	p.change = func(_ *Options, tm *timing) { tm.rounds = rounds }
+	rounds, change := make(chan time.Time), p.change
+	p.change = func(o *Options, tm *timing) {
+		if change != nil {
+			change(o, tm)
+		}
+		tm.rounds = rounds
+	}
 	l := p.launcher()
 	rounds <- time.Now() // is received after the first round
 	return l
@@ -117,7 +125,8 @@ func TestDamagedFiles(t *testing.T) {
 				damage(t, filepath.Join(p.state, "kernels", id(1), file), with)
 			}
 			damage(t, filepath.Join(p.state, "kernels", id(2), lockFile), with)
-			for _, file := range []string{"ended/" + id(3) + ".json", "warm/" + id(3) + ".json", "records/a/b"} {
+			for _, file := range []string{"ended/" + id(3) + ".json", "warm/" + id(3) + ".json", "records/a/b",
+				"records/a/.lock"} {
 				if err := os.MkdirAll(filepath.Dir(filepath.Join(p.state, file)), 0o700); err != nil {
 					t.Fatal(err)
 				}
@@ -140,6 +149,9 @@ func TestDamagedFiles(t *testing.T) {
 			if all, err := l.Records(t.Context(), "a"); err != nil || len(all) != 1 {
 				t.Errorf("records: %v, %v", all, err)
 			}
+			if _, err := l.CreateRecord(t.Context(), launcher.Record{Kind: "a", ID: "c", Data: []byte("{}")}); err != nil {
+				t.Errorf("a new record: %v", err)
+			}
 		})
 	}
 }
@@ -160,7 +172,11 @@ func TestDamagedFolders(t *testing.T) {
 			for _, lock := range []string{reaperLock, startsLock, warmLock} {
 				damage(t, filepath.Join(p.state, lock), with)
 			}
-			p.start(p.launcher(), 1, "fine")
+			p.limited(1, 1)
+			p.start(p.quiet(), 1, "fine")
+			if strings.Contains(p.log.String(), "cannot be taken") {
+				t.Error("it does not clean up")
+			}
 		})
 	}
 }
