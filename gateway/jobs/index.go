@@ -55,7 +55,7 @@ func (x *index[T]) read(
 	ctx context.Context, keeper launcher.RecordKeeper, onlyOpen bool, report func(id string, err error),
 ) (all []T, damaged map[string]bool, err error) {
 	r := &reading[T]{err: errLeft}
-	for errors.Is(r.err, errLeft) && ctx.Err() == nil {
+	for ctx.Err() == nil && errors.Is(r.err, errLeft) { // one who leaves does not look: it may be written just now
 		r = x.join(onlyOpen)
 		select {
 		case <-r.done:
