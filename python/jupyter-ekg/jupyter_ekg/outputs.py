@@ -100,12 +100,13 @@ class _Reader(NotebookClient):
         """Returns outputs in nbformat's form, with joined text. Final ones are without overwritten text and ids."""
         plain = []
         for output in outputs:
-            display_id = output.get("transient", {}).get("display_id")
-            output = {**output, **self.displays.get(display_id, {})}
+            transient = output.get("transient")  # the kernel's code may have set this, and the text
+            display_id = transient.get("display_id") if isinstance(transient, dict) else None
+            output = {**output, **(self.displays.get(display_id, {}) if isinstance(display_id, str) else {})}
             if final:
                 output.pop("transient", None)
             if isinstance(output.get("text"), list):
-                text = "".join(output["text"])
+                text = "".join(map(str, output["text"]))
                 output["text"] = overwritten(text) if final else text
             plain.append(output)
         return plain

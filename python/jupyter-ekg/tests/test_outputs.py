@@ -144,6 +144,20 @@ def test_outputs_that_the_kernels_code_sets():
     assert texts(say.read()) == ["2\n"]
 
 
+@pytest.mark.parametrize("transient", [None, "text", {"display_id": []}])
+def test_outputs_that_the_kernels_code_sets_wrongly(transient):
+    """They do not keep the notebook's other outputs from the page."""
+    say = Lines()
+    widget = Widget(say)
+    say.begin("a")
+    wrong = {"output_type": "display_data", "data": {}, "metadata": {}, "transient": transient}
+    text = {"output_type": "stream", "name": "stdout", "text": [1, "\n"]}
+    widget.open("a", outputs=[wrong, text])
+    widget.set("a", msg_id="a")
+    say.print("a", "2\n")
+    assert say.read().cells["c1"].model()["outputs"][1]["text"] == "1\n2\n"
+
+
 def test_a_page_shows_what_a_widget_took_while_no_page_was_open():
     """With the cell's output: the kernel does not know it. What a page has told the kernel is the widget's alone."""
     say = Lines()
