@@ -355,7 +355,25 @@ func (r *Records) path(kind, id string) (string, error) {
 
 // unusable reports whether what has the name of a record, or of its data, cannot be one.
 func unusable(err error) bool {
-	return errors.Is(err, files.ErrUnusable) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, fs.ErrPermission)
+	var refused *fs.PathError
+	if errors.Is(err, fs.ErrPermission) && errors.As(err, &refused) {
+		return sealed(refused.Path)
+	}
+	return errors.Is(err, files.ErrUnusable) || errors.Is(err, syscall.ENOTDIR)
+}
+
+// sealed reports whether the mode of a folder or a file gives this process no right to read it. A server that refuses
+// access for a while does not change the mode.
+func sealed(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return false
+	}
+	rights := fs.FileMode(0o400)
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) != os.Geteuid() {
+		rights = 0o044
+	}
+	return info.Mode()&rights == 0
 }
 
 // gone reports whether a file or its folder is not there, or on NFS is not there any more.

@@ -3,6 +3,7 @@ package folder
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
@@ -230,5 +232,30 @@ func TestRecords_Damaged(t *testing.T) {
 	}
 	if ids, err := r.RecordIDs(t.Context(), "test"); err != nil || len(ids) != 1 {
 		t.Errorf("%v, %v", ids, err)
+	}
+}
+
+// A server that refuses access for a while damages no record: only a mode without rights does.
+func TestUnusable(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		mode     fs.FileMode
+		unusable bool
+	}{"refused": {0o600, false}, "sealed": {0, true}, "writable": {0o200, true}} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, c.mode)); err != nil {
+			t.Fatal(err)
+		}
+		for _, number := range []error{syscall.EACCES, syscall.EPERM} {
+			err := error(&fs.PathError{Op: "open", Path: path, Err: number})
+			for _, err := range []error{err, fmt.Errorf("%w: %w", files.ErrUnusable, err)} { // of a folder, and of a file
+				if got := unusable(err); got != c.unusable {
+					t.Errorf("%v, of a file with the mode %v, is unusable: %v", err, c.mode, got)
+				}
+			}
+		}
+	}
+	if unusable(&fs.PathError{Op: "open", Path: filepath.Join(dir, "none"), Err: syscall.EACCES}) {
+		t.Error("what is not there is unusable")
 	}
 }
