@@ -105,13 +105,7 @@ func (h *hold) run(e *entry) error {
 	case notebook.Completed:
 		return h.outcome(Succeeded, "", false)
 	case notebook.Stopped:
-		if errors.Is(context.Cause(stop), errTimeout) {
-			return h.outcome(Failed, fmt.Sprintf("it ran longer than its timeout of %d s", e.Timeout), false)
-		}
-		if errors.Is(context.Cause(stop), errGaveWay) {
-			return h.outcome(Failed, reasonGaveWay, true)
-		}
-		return h.outcome(Stopped, reasonStopped, false)
+		return h.cut(e, context.Cause(stop))
 	}
 	reason := result.Reason
 	if result.Lost { // the cluster knows more than the kernel's last message

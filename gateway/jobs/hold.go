@@ -262,6 +262,10 @@ func (h *hold) steps() error {
 			if err := h.start(&e); err != nil {
 				return err
 			}
+		case e.Silent > maxShared && e.due() != nil:
+			if err := h.cutUnread(&e); err != nil {
+				return err
+			}
 		default:
 			if err := h.run(&e); err != nil {
 				return err

@@ -1,6 +1,8 @@
 package jobs
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -47,10 +49,47 @@ func (e *entry) tryAgain(gateway string) {
 // long.
 func (e *entry) trialAfter() time.Duration {
 	alone := e.Silent - maxShared
-	if e.State != Running || e.Outcome != nil || alone < 0 || alone >= maxSilent {
-		return 0
+	if e.State != Running || e.Outcome != nil || alone < 0 || alone >= maxSilent || e.due() != nil {
+		return 0 // also a job whose end is due: what it has printed is not read again
 	}
 	return trialTime << (2 * alone)
+}
+
+// due returns why a run is to end; nil if it is not.
+func (e *entry) due() error {
+	switch {
+	case e.State != Running:
+		return nil
+	case e.Stopping:
+		return errStopped
+	case e.GiveWay != "":
+		return errGaveWay
+	case e.Timeout > 0 && time.Since(e.Started) >= time.Duration(e.Timeout)*time.Second:
+		return errTimeout
+	}
+	return nil
+}
+
+// cut ends a run for a reason of due.
+func (h *hold) cut(e *entry, why error) error {
+	switch {
+	case errors.Is(why, errTimeout):
+		return h.outcome(Failed, fmt.Sprintf("it ran longer than its timeout of %d s", e.Timeout), false)
+	case errors.Is(why, errGaveWay):
+		return h.outcome(Failed, reasonGaveWay, true)
+	}
+	return h.outcome(Stopped, reasonStopped, false)
+}
+
+// cutUnread is cut for a suspect: its messages are not read, so they do not end one more gateway. A kernel that its
+// author keeps is interrupted first.
+func (h *hold) cutUnread(e *entry) error {
+	if e.Then == ThenKeep {
+		if err := h.m.kernels.Interrupt(h.ctx, e.Author, e.Kernel); err != nil {
+			h.log.Warn("the cell of a job may still run", logkey.Kernel, e.Kernel, logkey.Err, err)
+		}
+	}
+	return h.cut(e, e.due())
 }
 
 // tries reports whether this gateway holds a suspect that it has not outlived yet.

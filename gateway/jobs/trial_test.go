@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
@@ -154,4 +155,60 @@ func TestManager_OtherEnds(t *testing.T) {
 			end()
 		})
 	}
+}
+
+// A suspect whose end is due ends in a gateway that is young, and no message of it is read. A kernel that its author
+// keeps is interrupted.
+func TestManager_SuspectEnds(t *testing.T) {
+	for why, c := range map[string]struct {
+		set   func(*entry)
+		state State
+		text  string
+	}{
+		"stop":     {func(e *entry) { e.Stopping = true }, Stopped, reasonStopped},
+		"give way": {func(e *entry) { e.GiveWay, e.Retries = "notebook", 1 }, Queued, reasonGaveWay},
+		"timeout":  {func(e *entry) { e.Timeout = 1 }, Failed, "timeout of 1 s"},
+		"kept":     {func(e *entry) { e.Stopping, e.Then = true, ThenKeep }, Stopped, reasonStopped},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			kernels := &interrupts{cluster: newCluster(9)}
+			kernels.alive["k"] = "eve"
+			kernels.setWaits(launcher.GPUWait{Kernel: "notebook"})
+			m := New(&launchertest.MemoryRecords{}, kernels, Policy{}, slog.New(slog.DiscardHandler))
+			id := submit(t, m, submission("eve", why))
+			_, err := m.store.change(t.Context(), id, func(e *entry) error {
+				e.State, e.Kernel, e.Attempt, e.Started, e.Holder = Running, "k", 1, time.Now(), "dead"
+				e.Silent = maxShared
+				c.set(e)
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.perform = func(ctx context.Context, _ *notebook.Run) (notebook.Result, error) {
+				t.Errorf("%s: its messages are read", why)
+				<-ctx.Done()
+				return notebook.Result{}, ctx.Err()
+			}
+			end := started(m)
+			time.Sleep(trialTime - 10*time.Second)
+			wantState(t, m, id, c.state, c.text)
+			end()
+			kept := why == "kept"
+			if kernels.lives("k") != kept || kernels.interrupted != kept {
+				t.Errorf("%s: its kernel lives: %v, was interrupted: %v", why, kernels.lives("k"), kernels.interrupted)
+			}
+		})
+	}
+}
+
+// interrupts notes that a kernel was interrupted.
+type interrupts struct {
+	*cluster
+	interrupted bool
+}
+
+func (i *interrupts) Interrupt(context.Context, Author, string) error {
+	i.interrupted = true
+	return nil
 }
