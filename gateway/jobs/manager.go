@@ -193,7 +193,8 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 			return Job{}, false, cmp.Or(err, ErrOccupied)
 		}
 	}
-	release, err := m.reserveJob(ctx, sub.Owner, job.ID)
+	// The goroutine of all schedules does not wait for one owner's submissions.
+	release, err := m.reserveJob(ctx, sub.Owner, job.ID, job.Due.IsZero())
 	if err != nil {
 		if s, err := m.store.job(ctx, job.ID); err == nil { // another gateway was faster, and its job was counted
 			return s.Job, false, nil

@@ -29,14 +29,23 @@ const reserveTime = 10 * time.Minute
 // releaseTime bounds the end of a reservation.
 const releaseTime = 5 * time.Second
 
-// turns are the locks of owners: submissions of one owner by one gateway wait for each other.
-type turns struct{ locks sync.Map }
+// errBusy says that others of an owner's submissions are being stored, and the caller does not wait for them.
+var errBusy = errors.New("jobs: other submissions of its owner are being stored")
 
-func (t *turns) lock(owner string) (unlock func()) {
-	l, _ := t.locks.LoadOrStore(owner, new(sync.Mutex))
-	mu, _ := l.(*sync.Mutex)
-	mu.Lock()
-	return mu.Unlock
+// turns has a channel of capacity 1 for each room. It has one element while a reservation is made there: those of one
+// gateway wait for each other.
+type turns struct{ rooms sync.Map }
+
+func (t *turns) of(room string) chan struct{} {
+	turn, _ := t.rooms.LoadOrStore(room, make(chan struct{}, 1))
+	c, _ := turn.(chan struct{})
+	return c
+}
+
+// roomID returns the id of an owner's room.
+func roomID(what, owner string) string {
+	sum := sha256.Sum256([]byte(owner))
+	return what + "-" + hex.EncodeToString(sum[:16])
 }
 
 // storedRoom is a room as it was read. Two that are stored always differ: a keeper may take the hash of a record's data
@@ -48,19 +57,19 @@ type storedRoom struct {
 	record launcher.Record
 }
 
-// changeRoom changes an owner's room.
-func (m *Manager) changeRoom(ctx context.Context, what, owner string, do func(room) error) error {
-	sum := sha256.Sum256([]byte(owner))
-	id := what + "-" + hex.EncodeToString(sum[:16])
-	defer m.turns.lock(id)()
+// changeRoom changes a room.
+func (m *Manager) changeRoom(ctx context.Context, id string, do func(room) error) error {
 	_, err := changed(
 		func() (s storedRoom, err error) {
 			s.record, err = m.store.keeper.Record(ctx, kindRoom, id)
 			switch {
 			case errors.Is(err, launcher.ErrNoRecord):
 				s.record, err = launcher.Record{Kind: kindRoom, ID: id}, nil
-			case errors.Is(err, launcher.ErrRecordDamaged) && s.record.Version != "":
-				err = nil // its reservations are lost
+			case errors.Is(err, launcher.ErrRecordDamaged): // its reservations are lost
+				if err = nil; s.record.Version == "" {
+					s.record = launcher.Record{Kind: kindRoom, ID: id}
+					err = m.store.keeper.RemoveRecord(ctx, kindRoom, id)
+				}
 			case err == nil && json.Unmarshal(s.record.Data, &s) != nil:
 				s.Room = nil
 			}
@@ -79,15 +88,37 @@ func (m *Manager) changeRoom(ctx context.Context, what, owner string, do func(ro
 
 // reserve makes room for what an owner is about to store under an id, if there is some. The error is refused's if there
 // is none. open returns the ids of what counts for the limit. release must be called when that is stored, or will not
-// be.
+// be. If others have the turn, what is too much already is refused at once, and the error is errBusy without wait.
 func (m *Manager) reserve(
-	ctx context.Context, what, owner, id string, limit int, open func() (map[string]bool, error),
+	ctx context.Context, what, owner, id string, wait bool, limit int, open func() (map[string]bool, error),
 	refused func(n int) error,
 ) (release func(), err error) {
 	if limit == 0 {
 		return func() {}, nil
 	}
-	err = m.changeRoom(ctx, what, owner, func(r room) error {
+	in := roomID(what, owner)
+	turn := m.turns.of(in)
+	select {
+	case turn <- struct{}{}:
+	default:
+		ids, err := open()
+		if delete(ids, id); err == nil && len(ids) >= limit {
+			err = refused(len(ids))
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !wait {
+			return nil, errBusy
+		}
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	defer func() { <-turn }()
+	err = m.changeRoom(ctx, in, func(r room) error {
 		now := time.Now().UTC()
 		maps.DeleteFunc(r, func(_ string, at time.Time) bool { return now.Sub(at) > reserveTime })
 		// They are read after the room: what has left the room is among them.
@@ -108,10 +139,10 @@ func (m *Manager) reserve(
 	if err != nil {
 		return nil, err
 	}
-	return func() {
+	return func() { // without the turn: it would wait behind many reservations
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
 		defer cancel()
-		err := m.changeRoom(ctx, what, owner, func(r room) error {
+		err := m.changeRoom(ctx, in, func(r room) error {
 			delete(r, id)
 			return nil
 		})
@@ -122,8 +153,8 @@ func (m *Manager) reserve(
 }
 
 // reserveJob makes room for one more job of an owner.
-func (m *Manager) reserveJob(ctx context.Context, owner, id string) (release func(), err error) {
-	return m.reserve(ctx, "jobs", owner, id, m.policy.PerUser, func() (map[string]bool, error) {
+func (m *Manager) reserveJob(ctx context.Context, owner, id string, wait bool) (release func(), err error) {
+	return m.reserve(ctx, "jobs", owner, id, wait, m.policy.PerUser, func() (map[string]bool, error) {
 		all, _, err := m.readable(ctx, true)
 		ids := map[string]bool{}
 		for i := range all {
@@ -139,7 +170,7 @@ func (m *Manager) reserveJob(ctx context.Context, owner, id string) (release fun
 
 // reserveDefinition makes room for one more definition of an owner.
 func (m *Manager) reserveDefinition(ctx context.Context, owner, id string) (release func(), err error) {
-	return m.reserve(ctx, "definitions", owner, id, m.policy.Definitions, func() (map[string]bool, error) {
+	return m.reserve(ctx, "definitions", owner, id, true, m.policy.Definitions, func() (map[string]bool, error) {
 		all, _, err := m.allDefinitions(ctx, false)
 		ids := map[string]bool{}
 		for i := range all {

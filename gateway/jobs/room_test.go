@@ -150,7 +150,7 @@ func TestManager_ReservationEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		keeper, log := &launchertest.MemoryRecords{}, slog.New(slog.DiscardHandler)
 		a, b := New(keeper, newCluster(0), Policy{PerUser: 1}, log), New(keeper, newCluster(0), Policy{PerUser: 1}, log)
-		if _, err := a.reserveJob(t.Context(), "ann", "lost"); err != nil { // and never released
+		if _, err := a.reserveJob(t.Context(), "ann", "lost", true); err != nil { // and never released
 			t.Fatal(err)
 		}
 		var many *TooManyError
@@ -187,4 +187,107 @@ func TestManager_KeepAtOnce(t *testing.T) {
 			t.Errorf("%d jobs and %d notebooks are kept, %v, %v", len(mine), len(ids), err, idErr)
 		}
 	})
+}
+
+// slowRooms is records whose rooms are read slowly. They may be damaged.
+type slowRooms struct {
+	*launchertest.MemoryRecords
+	takes   time.Duration
+	damaged bool
+}
+
+func (s *slowRooms) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+	if kind != kindRoom {
+		return s.MemoryRecords.Record(ctx, kind, id)
+	}
+	if time.Sleep(s.takes); ctx.Err() != nil {
+		return launcher.Record{}, ctx.Err()
+	}
+	r, err := s.MemoryRecords.Record(ctx, kind, id)
+	if err == nil && s.damaged {
+		return launcher.Record{Kind: kind, ID: id}, launcher.ErrRecordDamaged
+	}
+	return r, err
+}
+
+func (s *slowRooms) RemoveRecord(ctx context.Context, kind, id string) error {
+	if kind == kindRoom {
+		s.damaged = false
+	}
+	return s.MemoryRecords.RemoveRecord(ctx, kind, id)
+}
+
+// TestManager_ReleaseBehindOthers: a reservation ends although many others of its owner wait for their turn.
+func TestManager_ReleaseBehindOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records := &slowRooms{MemoryRecords: &launchertest.MemoryRecords{}, takes: 200 * time.Millisecond}
+		m := New(records, newCluster(0), Policy{PerUser: 100}, slog.New(slog.DiscardHandler))
+		release, err := m.reserveJob(t.Context(), "eve", "stored", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var others sync.WaitGroup
+		for i := range 40 {
+			others.Go(func() {
+				if _, err := m.reserveJob(t.Context(), "eve", fmt.Sprint(i), true); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		release()
+		others.Wait()
+		err = m.changeRoom(t.Context(), roomID("jobs", "eve"), func(r room) error {
+			if _, there := r["stored"]; there || len(r) != 40 {
+				t.Errorf("the room has %d reservations, the one that has ended among them: %v", len(r), there)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestManager_BusyRoom: while others have the turn, a submission over the limit is refused at once, one whose client
+// leaves ends, and the schedules of other owners go on. A job that was due then is made later.
+func TestManager_BusyRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, newCluster(9), Policy{PerUser: 1}, time.Second)
+		defer end()
+		hers, his := define(t, m, "ann", "hers", "@hourly", ""), define(t, m, "bob", "his", "@hourly", "")
+		turn := m.turns.of(roomID("jobs", "ann"))
+		turn <- struct{}{}
+		left, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		if _, _, err := m.Submit(left, submission("ann", "left")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a client that has left gets %v", err)
+		}
+		time.Sleep(time.Hour + time.Minute)
+		wantDues(t, m, his, "01-01 01:00")
+		wantDues(t, m, hers)
+		<-turn
+		time.Sleep(time.Minute)
+		wantDues(t, m, hers, "01-01 01:00")
+		long := New(m.store.keeper, newCluster(0), m.policy, slog.New(slog.DiscardHandler))
+		submit(t, long, submission("eve", "waits"))
+		long.turns.of(roomID("jobs", "eve")) <- struct{}{}
+		var many *TooManyError
+		if _, _, err := long.Submit(t.Context(), submission("eve", "more")); !errors.As(err, &many) {
+			t.Errorf("a submission over the limit gets %v", err)
+		}
+	})
+}
+
+// TestManager_DamagedRoom: a room that cannot be read is made again. Its owner can submit.
+func TestManager_DamagedRoom(t *testing.T) {
+	records := &slowRooms{MemoryRecords: &launchertest.MemoryRecords{}}
+	m := New(records, newCluster(0), Policy{PerUser: 2}, slog.New(slog.DiscardHandler))
+	submit(t, m, submission("ann", "first"))
+	records.damaged = true
+	submit(t, m, submission("ann", "second"))
+	var many *TooManyError
+	if _, _, err := m.Submit(t.Context(), submission("ann", "third")); !errors.As(err, &many) {
+		t.Errorf("a third job: %v", err)
+	}
 }
