@@ -122,6 +122,7 @@ type Manager struct {
 
 	// Owned by Run.
 	orphans map[string]map[string]bool // what no job or definition named at the last sweep, by kind
+	trimmed time.Time                  // when jobs that are too many were removed last
 
 	view view
 

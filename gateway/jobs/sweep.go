@@ -68,9 +68,15 @@ func (m *Manager) surplus(all []stored) map[string]bool {
 	return ids
 }
 
-// trim removes what is surplus of the owners of jobs that have ended here since the last time. So a user has no more
-// than is kept, also between two sweeps.
+// trimEvery is the time between two trims: each lists all records.
+const trimEvery = 30 * time.Second
+
+// trim removes what is surplus of the owners of jobs that have ended here since the last time. So a user has hardly
+// more than is kept, also between two sweeps.
 func (m *Manager) trim(ctx context.Context) error {
+	if time.Since(m.trimmed) < trimEvery {
+		return nil
+	}
 	m.mu.Lock()
 	owners := m.ends
 	m.ends = map[string]bool{}
@@ -78,6 +84,7 @@ func (m *Manager) trim(ctx context.Context) error {
 	if len(owners) == 0 || m.policy.Keep == 0 {
 		return nil
 	}
+	m.trimmed = time.Now()
 	all, _, err := m.readable(ctx, false)
 	if err != nil {
 		return err // the sweep removes them later
@@ -89,7 +96,7 @@ func (m *Manager) trim(ctx context.Context) error {
 			continue
 		}
 		full, err := m.store.job(ctx, all[i].ID)
-		if err == nil {
+		if err == nil && full.ended() { // else it was removed, and submitted again under its id
 			err = m.discard(ctx, &full.entry)
 		}
 		if err != nil && !errors.Is(err, launcher.ErrNoRecord) {

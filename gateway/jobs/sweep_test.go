@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,5 +165,82 @@ func TestManager_SweepBesideDamaged(t *testing.T) {
 		}
 		wantIDs(t, records, kindNotebook, s.Source)
 		wantIDs(t, records, kindDefinitionNotebook, d.Source)
+	})
+}
+
+// again is records in which a job that has ended is removed and submitted again, when it is read.
+type again struct {
+	*launchertest.MemoryRecords
+	before func()
+}
+
+func (a *again) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+	if before := a.before; kind == kindJob && before != nil {
+		a.before = nil
+		before()
+	}
+	return a.MemoryRecords.Record(ctx, kind, id)
+}
+
+// A job that was submitted again under the id of one that is too many stays.
+func TestManager_TrimSubmittedAgain(t *testing.T) {
+	records := &again{MemoryRecords: &launchertest.MemoryRecords{}}
+	m := New(records, newCluster(0), Policy{Keep: 1}, slog.New(slog.DiscardHandler))
+	once := submission("ann", "once")
+	once.Token = "t"
+	id := submit(t, m, once)
+	if _, err := m.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Stop(t.Context(), submit(t, m, submission("ann", "newer"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m.readable(t.Context(), false); err != nil { // the trim reads only the job that it removes
+		t.Fatal(err)
+	}
+	records.before = func() {
+		if err := m.Remove(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+		submit(t, m, once)
+	}
+	if err := m.trim(t.Context()); err != nil {
+		t.Error(err)
+	}
+	wantState(t, m, id, Queued, "")
+}
+
+// listings counts how often all records of jobs are listed.
+type listings struct {
+	*launchertest.MemoryRecords
+	all atomic.Int64
+}
+
+func (l *listings) RecordStamps(ctx context.Context, kind string, onlyOpen bool) (map[string]string, error) {
+	if kind == kindJob && !onlyOpen {
+		l.all.Add(1)
+	}
+	return l.MemoryRecords.RecordStamps(ctx, kind, onlyOpen)
+}
+
+// Jobs that end one after the other do not each cost a list of all that is kept.
+func TestManager_TrimSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records := &listings{MemoryRecords: &launchertest.MemoryRecords{}}
+		m, end := gatewayOf(records, newCluster(1), Policy{Keep: 5}, time.Second)
+		defer end()
+		for i := range 60 {
+			if _, err := m.Stop(t.Context(), submit(t, m, submission("ann", fmt.Sprint(i)))); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if n := records.all.Load(); n == 0 || n > 3 {
+			t.Errorf("all records were listed %d times in a minute", n)
+		}
+		time.Sleep(time.Minute)
+		if ids, err := records.RecordIDs(t.Context(), kindJob); err != nil || len(ids) != 5 {
+			t.Errorf("%d jobs are kept, %v", len(ids), err)
+		}
 	})
 }
