@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -99,7 +102,11 @@ func TestLimits_Readers(t *testing.T) {
 	path := "/api/kernels/" + idA
 	for _, ask := range [][2]string{{"POST", path + "/restart"}, {"GET", path}, {"GET", "/api/kernels"},
 		{"POST", path + "/interrupt"}, {"GET", path + "/log"}, {"GET", path + "/timeline"}, {"GET", path + "/channels"}} {
-		got := g.do(ask[0], ask[1], "", as("bob"))
+		change := []func(*http.Request){as("bob")}
+		if strings.HasSuffix(ask[1], "/channels") {
+			change = append(change, asUpgrade)
+		}
+		got := g.do(ask[0], ask[1], "", change...)
 		if strings.Contains(got.body, idB) || strings.Contains(got.body, "you have") {
 			t.Errorf("%q shows bob %s", ask, got.body)
 		}
@@ -110,6 +117,51 @@ func TestLimits_Readers(t *testing.T) {
 	for _, user := range []string{"ann", "root"} {
 		g.do("POST", path+"/restart", "", as(user)).want(t, 403, idB)
 		g.do("GET", path, "", as(user)).want(t, 200, idB)
+	}
+}
+
+// TestLimits_Lobby: who waits for a kernel of another user that a limit ends does not read the owner's other kernels.
+func TestLimits_Lobby(t *testing.T) {
+	const secret = "you have 3 kernels; shut one down to start another: python3 " + idB
+	for name, tc := range map[string]struct {
+		end    func(f *fakeLauncher)
+		others string
+	}{
+		"dead": {func(f *fakeLauncher) {
+			f.change(func() {
+				k := f.kernels[idA]
+				k.State, k.Limit, k.Reason = api.Dead, "kernels-per-user", secret
+			})
+		}, "limit kernels-per-user"},
+		"gone": {func(f *fakeLauncher) {
+			f.change(func() {
+				delete(f.kernels, idA)
+				f.gone[idA] = &launcher.GoneError{ID: idA, Owner: "ann", Reason: secret}
+			})
+		}, "it was removed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startUserGateway(t, nil)
+			g.fake.addStarting(idA, "")
+			g.fake.change(func() {
+				k := g.fake.kernels[idA]
+				k.Owner, k.SharedWith = "ann", []launcher.Grant{{User: "bob", Right: launcher.Use}}
+			})
+			clients := map[string]*bufio.Reader{}
+			for _, user := range []string{"ann", "bob"} {
+				_, clients[user] = g.dialChannels(idA, "", as(user))
+			}
+			tc.end(g.fake)
+			for user, want := range map[string]string{"ann": "you have 3 kernels", "bob": tc.others} {
+				got, err := io.ReadAll(clients[user])
+				if err != nil || !strings.Contains(string(got), want) {
+					t.Errorf("%s reads %q, %v", user, got, err)
+				}
+				if user == "bob" && (strings.Contains(string(got), idB) || strings.Contains(string(got), "you have")) {
+					t.Errorf("bob reads %q", got)
+				}
+			}
+		})
 	}
 }
 

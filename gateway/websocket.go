@@ -112,7 +112,12 @@ func (g *Gateway) accept(w http.ResponseWriter, r *call, c *connection, extra ht
 func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 	return channels.Kernel{
 		Wait: func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
-			return g.opts.Launcher.Wait(ctx, id, cond)
+			k, err := g.opts.Launcher.Wait(ctx, id, cond)
+			var gone *launcher.GoneError
+			if errors.As(err, &gone) && !r.Who.Owns(gone.Owner) { // the reason is for the owner
+				err = launcher.ErrNotFound
+			}
+			return k, err
 		},
 		Reason: func(k launcher.Kernel) string { return r.Who.ReasonOf(&k) + g.kernels.ExplainWait(r.Who, &k) },
 		Connect: func(ctx context.Context, subprotocol string) (*channels.Upstream, error) {

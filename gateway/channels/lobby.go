@@ -58,7 +58,7 @@ type Kernel struct {
 	// Wait waits until cond holds for the kernel, like launcher.Launcher's Wait.
 	Wait func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error)
 
-	// Reason returns what the client reads about a kernel that is not there yet. It returns at once.
+	// Reason returns what the client reads about a kernel that is not there yet, or is dead. It returns at once.
 	Reason func(launcher.Kernel) string
 
 	// Connect makes the handshake with the kernel's supervisor. It asks for the subprotocol ("" for no subprotocol) and
@@ -264,7 +264,7 @@ func (c *Waiting) next(ctx context.Context, last launcher.Kernel) (launcher.Kern
 		return k, &deathError{"it was removed"}
 	case err == nil, errors.Is(err, context.DeadlineExceeded) && k.ID != "":
 		if k.State == api.Dead {
-			return k, &deathError{k.Reason}
+			return k, &deathError{c.kernel.Reason(k)}
 		}
 		return k, nil
 	}
