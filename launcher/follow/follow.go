@@ -155,7 +155,7 @@ func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (received bool, err
 				return Supervisor{}, false
 			}
 			before := f.EnterLocked(s, status)
-			f.logDeathLocked(s, k.ID(), !before.HasStatus)
+			f.logDeathLocked(s, k.ID(), before)
 			return before, true
 		})
 	})
@@ -174,15 +174,19 @@ func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervi
 	return before
 }
 
-// logDeathLocked logs the kernel's last death, unless it was seen before. first says that there was no status before.
-// Then the death may be old: it counts if no cell was run since.
-func (f *Follower) logDeathLocked(s *Supervisor, id string, first bool) {
+// logDeathLocked logs the kernel's last death, unless it was seen before. A death in the first status may be old: it
+// counts if no cell was run since. While the kernel starts, its status does not say that.
+func (f *Follower) logDeathLocked(s *Supervisor, id string, before Supervisor) {
 	d := s.Status.LastDeath
 	if d.At.IsZero() || d.At.Equal(s.died) {
 		return // a new supervisor does not know yet what its kernel did
 	}
+	old := !before.HasStatus || d.At.Equal(before.Status.LastDeath.At)
+	if old && s.Status.State == api.Starting {
+		return // a later status decides
+	}
 	s.died = d.At
-	if !first || s.Status.Reason == d.Text() || s.Status.State == api.Dead {
+	if !old || s.Status.Reason == d.Text() || s.Status.State == api.Dead {
 		f.opts.Log.Warn("kernel died", logkey.Kernel, id, logkey.At, d.At, logkey.Reason, d.Reason)
 	}
 }

@@ -178,10 +178,18 @@ func TestFollower_LogsDeaths(t *testing.T) {
 		}
 		return st
 	}
+	starting := func(n int) api.Status {
+		st := died(n, false)
+		st.State = api.Starting
+		return st
+	}
 	for name, tc := range map[string]struct {
 		first []api.Status
 		want  []int
 	}{
+		"before, and it starts":           {[]api.Status{starting(1), starting(1), died(1, true)}, []int{1}},
+		"before, noticed, and it starts":  {[]api.Status{starting(1), died(1, false), died(2, true)}, []int{2}},
+		"while it is followed and starts": {[]api.Status{status(api.Idle), starting(1), died(1, true)}, []int{1}},
 		"while it is followed": {
 			[]api.Status{status(api.Idle), died(1, true), died(1, false), died(2, true)}, []int{1, 2}},
 		"before, and noticed":          {[]api.Status{died(1, false), died(2, true)}, []int{2}},
