@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/children"
 )
 
 // TestFullDisk: on a full disk, a start and a record fail by that name and leave nothing. With space, both succeed.
@@ -48,5 +50,25 @@ func TestFullDisk(t *testing.T) {
 	p.start(l, 1, "fine")
 	if _, err := l.CreateRecord(t.Context(), record); err != nil {
 		t.Errorf("a record, with space: %v", err)
+	}
+}
+
+// TestAwaitReady_DiskFull: a supervisor that has no space, or no quota, says so in its line. A start fails by that name.
+func TestAwaitReady_DiskFull(t *testing.T) {
+	ps := processes{ready: time.Minute, now: time.Now}
+	for _, why := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EACCES} {
+		ready, writer, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = writer.WriteString("write /x: " + why.Error() + "\n")
+		if err = errors.Join(err, writer.Close()); err != nil {
+			t.Fatal(err)
+		}
+		err = ps.awaitReady(t.Context(), &children.Child{PID: 1}, ready)
+		if launcher.DiskFull(err) != (why != syscall.EACCES) {
+			t.Errorf("%v: %v", why, err)
+		}
+		_ = ready.Close() // it was only read
 	}
 }

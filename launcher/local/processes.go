@@ -117,6 +117,8 @@ func (ps *processes) awaitReady(ctx context.Context, ch *children.Child, ready *
 		}
 	case strings.Contains(text, syscall.ENOSPC.Error()):
 		return fmt.Errorf("its supervisor could not start: %w", syscall.ENOSPC)
+	case strings.Contains(text, syscall.EDQUOT.Error()):
+		return fmt.Errorf("its supervisor could not start: %w", syscall.EDQUOT)
 	case strings.TrimSpace(text) != "":
 		return &launcher.FailedError{
 			Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, ""),
