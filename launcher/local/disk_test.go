@@ -53,7 +53,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestAwaitReady_DiskFull: a supervisor that has no space, or no quota, says so in its line. A start fails by that name.
+// TestAwaitReady_DiskFull: a supervisor without space or quota says so in its line. A start fails by that name.
 func TestAwaitReady_DiskFull(t *testing.T) {
 	ps := processes{ready: time.Minute, now: time.Now}
 	for _, why := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EACCES} {
