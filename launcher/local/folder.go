@@ -162,8 +162,8 @@ func newLayout(state, runtime string, log *slog.Logger) (layout, error) {
 	return l, fmt.Errorf("RuntimeDir: %w", errors.Join(errs...))
 }
 
-// clearName renames what is at a path if it is something else than right wants. What cannot be seen stays: an operator's
-// link may lead to a disk that is away, and without its folders kernels that run would count as removed.
+// clearName renames what is at a path if it is something else than right wants. What cannot be seen stays: a link of an
+// operator may lead to a disk that is away, and without its folders kernels that run would count as removed.
 func (l layout) clearName(path string, right func(fs.FileInfo) bool) {
 	at, err := os.Stat(path) // an operator's link is followed
 	if err == nil && right(at) || err != nil && !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTDIR) {

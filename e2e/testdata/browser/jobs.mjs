@@ -57,7 +57,9 @@ async function further() {
     rmSync(GO);
     await jobs.dialog('endless');
     await jobs.create();
-    await jobs.confirmed(await jobs.row('endless', 'In progress'), 'Stop', 'endless');
+    const row = await jobs.row('endless', 'In progress');
+    await until(async () => (await job('endless')).cell === 2, 20, 'the cell that prints runs');
+    await jobs.confirmed(row, 'Stop', 'endless');
     await jobs.row('endless', 'Stopped');
     equal(printed(await result('endless'), 1), 'n is 1\n', 'the output');
   });
