@@ -160,12 +160,13 @@ func (l *Launcher) awaitDecision(ctx context.Context, k *kernel) error {
 	ctx, cancel := context.WithTimeout(ctx, l.timing.decision)
 	defer cancel()
 	var end *endings.Ending
+	var owner string
 	l.follower.Await(ctx, &k.supervisor, func() bool {
-		end = k.end
+		end, owner = k.end, k.rec.Owner
 		return end != nil || k.removed || !podstatus.IsUndecided(k.pod)
 	})
 	if end != nil && end.Limit != "" {
-		return &launcher.LimitError{Limit: end.Limit, Owner: k.rec.Owner, Reason: end.Reason}
+		return &launcher.LimitError{Limit: end.Limit, Owner: owner, Reason: end.Reason}
 	}
 	return nil
 }

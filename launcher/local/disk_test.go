@@ -23,7 +23,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		p.clear()
-		if err := syscall.Unmount(p.state, 0); err != nil {
+		if err := syscall.Unmount(p.state, syscall.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
