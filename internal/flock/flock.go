@@ -140,8 +140,8 @@ func Unlock(f *os.File) {
 }
 
 // Held reports whether any program has the lock of a file; with alone, whether one has it for itself. A file that does
-// not exist, or that cannot be a lock, is not locked. The caller makes sure that no other program takes the lock at this moment,
-// and fails.
+// not exist, or that cannot be a lock, is not locked. The caller makes sure that no other program takes the lock at
+// this moment, and fails.
 func Held(path string, alone bool) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
 	if errors.Is(err, fs.ErrNotExist) || unusable(err) {
