@@ -58,11 +58,12 @@ func TestBadEntries(t *testing.T) {
 		t.Errorf("logged %d times", n)
 	}
 	// Another gateway is working on this entry. It is unknown whether the kernel exists, so the entry stays.
-	write(id(8)+"/other", "")
-	held, err := flock.Folder(filepath.Join(kernels, id(8)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var held *os.File
+	eventually(t, "the entry is there, and the launcher does not look at it", func() bool {
+		write(id(8)+"/other", "")
+		held, err = flock.Folder(filepath.Join(kernels, id(8)))
+		return err == nil
+	})
 	if _, err := l.Kernel(t.Context(), id(8)); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("a folder that is being worked on: %v", err)
 	}
