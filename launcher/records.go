@@ -26,7 +26,7 @@ type Record struct {
 	Data     []byte
 	Version  string // of the record's content; opaque
 
-	// Settled says that the record will hardly change any more. OpenRecords may leave it out.
+	// Settled says that the record will hardly change any more. RecordStamps can leave it out.
 	Settled bool
 }
 
@@ -37,9 +37,6 @@ type Record struct {
 type RecordKeeper interface {
 	// Records returns all records of a kind, in any order. A damaged record is there without data.
 	Records(ctx context.Context, kind string) ([]Record, error)
-
-	// OpenRecords is Records without those that are settled. It may return some of them.
-	OpenRecords(ctx context.Context, kind string) ([]Record, error)
 
 	// RecordIDs returns the ids of all records of a kind, in any order. It costs less than Records.
 	RecordIDs(ctx context.Context, kind string) ([]string, error)

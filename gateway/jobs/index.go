@@ -3,7 +3,6 @@ package jobs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -168,4 +167,4 @@ func decodeLightDefinition(r launcher.Record) (definition, error) {
 }
 
 // errLight is the error of a write that would lose what an index does not have.
-var errLight = fmt.Errorf("jobs: a record of an index is not written")
+var errLight = errors.New("jobs: a record of an index is not written")

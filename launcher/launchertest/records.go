@@ -29,12 +29,6 @@ func (m *MemoryRecords) Records(_ context.Context, kind string) (all []launcher.
 	return all, nil
 }
 
-// OpenRecords returns the records of a kind that are not settled.
-func (m *MemoryRecords) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	all, err := m.Records(ctx, kind)
-	return slices.DeleteFunc(all, func(r launcher.Record) bool { return r.Settled }), err
-}
-
 // MaxRecord returns 1 GiB.
 func (m *MemoryRecords) MaxRecord() int64 { return 1 << 30 }
 

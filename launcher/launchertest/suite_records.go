@@ -132,9 +132,12 @@ func settle(t *testing.T, a, b launcher.RecordKeeper) {
 	if err != nil || !r.Settled {
 		t.Fatalf("a settled record: %+v, %v", r, err)
 	}
-	open, err := b.OpenRecords(ctx, "test")
-	if err != nil || len(open) != 1 || open[0].ID != "one" || open[0].Settled || string(open[0].Data) != "60" {
-		t.Errorf("open records: %+v, %v", open, err)
+	open, err := b.RecordStamps(ctx, "test", true)
+	if _, there := open["one"]; err != nil || len(open) != 1 || !there {
+		t.Errorf("open records: %v, %v", open, err)
+	}
+	if one, err := b.Record(ctx, "test", "one"); err != nil || one.Settled || string(one.Data) != "60" {
+		t.Errorf("the open record: %+v, %v", one, err)
 	}
 	if r, err = b.Record(ctx, "test", "settled"); err != nil || !r.Settled {
 		t.Errorf("the settled record: %+v, %v", r, err)
@@ -146,8 +149,8 @@ func settle(t *testing.T, a, b launcher.RecordKeeper) {
 	if _, err := b.ReplaceRecord(ctx, r); err != nil {
 		t.Errorf("the settled record is not opened: %v", err)
 	}
-	if open, err := a.OpenRecords(ctx, "test"); err != nil || len(open) != 2 {
-		t.Errorf("open records, after one was opened: %+v, %v", open, err)
+	if open, err := a.RecordStamps(ctx, "test", true); err != nil || len(open) != 2 {
+		t.Errorf("open records, after one was opened: %v, %v", open, err)
 	}
 	if err := a.RemoveRecord(ctx, "test", "settled"); err != nil {
 		t.Error(err)

@@ -75,24 +75,15 @@ func (r *Records) RecordPace() time.Duration { return recordPace }
 
 // Records returns all records of a kind. A damaged one has no data.
 func (r *Records) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return r.list(ctx, kind, false)
-}
-
-// OpenRecords returns the records of a kind that are not settled. It reads no others.
-func (r *Records) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return r.list(ctx, kind, true)
-}
-
-func (r *Records) list(ctx context.Context, kind string, onlyOpen bool) ([]launcher.Record, error) {
 	ids, err := r.RecordIDs(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
 	all := make([]launcher.Record, 0, len(ids))
 	for _, id := range ids {
-		one, err := r.read(ctx, kind, id, onlyOpen)
+		one, err := r.Record(ctx, kind, id)
 		switch {
-		case errors.Is(err, launcher.ErrNoRecord), onlyOpen && one.Settled: // it may have been removed meanwhile
+		case errors.Is(err, launcher.ErrNoRecord): // it was removed meanwhile
 			continue
 		case err != nil && !errors.Is(err, launcher.ErrRecordDamaged):
 			return nil, err
@@ -149,11 +140,6 @@ func (r *Records) RecordStamps(ctx context.Context, kind string, onlyOpen bool) 
 
 // Record returns one record.
 func (r *Records) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
-	return r.read(ctx, kind, id, false)
-}
-
-// read reads a record. With onlyOpen it leaves out the data of a settled one.
-func (r *Records) read(ctx context.Context, kind, id string, onlyOpen bool) (launcher.Record, error) {
 	one := launcher.Record{Kind: kind, ID: id}
 	dir, err := r.path(kind, id)
 	if err != nil {
@@ -167,9 +153,6 @@ func (r *Records) read(ctx context.Context, kind, id string, onlyOpen bool) (lau
 		if err == nil && mark != "" {
 			one.Settled = strings.HasSuffix(mark, settled)
 			one.Version = strings.TrimSuffix(mark, filepath.Ext(mark))
-			if onlyOpen && one.Settled {
-				return one, nil
-			}
 			one.Data, err = files.Read(filepath.Join(dir, one.Version+data), maxRecord)
 			if err == nil {
 				return one, nil

@@ -222,7 +222,7 @@ func TestRecords_Damaged(t *testing.T) {
 			t.Errorf("%v, %v", stamps, err)
 		}
 	}
-	if all, err := r.OpenRecords(t.Context(), "test"); err != nil || len(all) != 5 {
+	if all, err := r.Records(t.Context(), "test"); err != nil || len(all) != 5 {
 		t.Errorf("%v, %v", all, err)
 	}
 	for _, id := range []string{"no-mark", "no-data", "a-file", "no-rights"} {

@@ -138,28 +138,11 @@ func (s *Store) RecordPace() time.Duration { return recordPace }
 
 // Records returns all records of a kind.
 func (s *Store) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return s.listRecords(ctx, kind, "")
-}
-
-// OpenRecords returns the records of a kind that are not settled.
-func (s *Store) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return s.listRecords(ctx, kind, selectOpen)
-}
-
-// selectOpen is the part of a selector for records that are not settled.
-const selectOpen = ",!" + labelSettled
-
-func selectRecords(kind string) string {
-	return podspec.SelectManaged + "," + podspec.LabelComponent + "=" + componentRecord + "," + labelRecord + "=" +
-		podspec.LabelValue(kind)
-}
-
-func (s *Store) listRecords(ctx context.Context, kind, also string) ([]launcher.Record, error) {
 	if err := (recordName{kind, "any"}).check(); err != nil {
 		return nil, err
 	}
 	var heads []corev1.ConfigMap
-	options := metav1.ListOptions{LabelSelector: selectRecords(kind) + also, Limit: recordsPage}
+	options := metav1.ListOptions{LabelSelector: selectRecords(kind), Limit: recordsPage}
 	for more := true; more; more = options.Continue != "" {
 		asking, cancel := s.opts.Bound(ctx)
 		page, err := s.opts.ConfigMaps.List(asking, options)
@@ -188,6 +171,11 @@ func (s *Store) listRecords(ctx context.Context, kind, also string) ([]launcher.
 		all = append(all, r)
 	}
 	return all, nil
+}
+
+func selectRecords(kind string) string {
+	return podspec.SelectManaged + "," + podspec.LabelComponent + "=" + componentRecord + "," + labelRecord + "=" +
+		podspec.LabelValue(kind)
 }
 
 // recordID returns the id of a record of a kind by the name of its head.
@@ -221,7 +209,7 @@ func (s *Store) RecordStamps(ctx context.Context, kind string, onlyOpen bool) (m
 	}
 	selector := selectRecords(kind)
 	if onlyOpen {
-		selector += selectOpen
+		selector += ",!" + labelSettled
 	}
 	heads, err := s.recordObjects(ctx, selector)
 	stamps := make(map[string]string, len(heads))

@@ -344,12 +344,13 @@ func TestRecords_Refusals(t *testing.T) {
 			return true, nil, refusal
 		})
 		_, get := l.Record(t.Context(), "test", "one")
-		_, list := l.OpenRecords(t.Context(), "test")
+		_, list := l.Records(t.Context(), "test")
+		_, stamps := l.RecordStamps(t.Context(), "test", true)
 		_, ids := l.RecordIDs(t.Context(), "test")
 		_, replace := l.ReplaceRecord(t.Context(), r)
 		r.Data = randomBytes(2 * recordPiece)
 		_, large := l.ReplaceRecord(t.Context(), r)
-		for i, err := range []error{get, list, ids, replace, large, l.RemoveRecord(t.Context(), "test", "one")} {
+		for i, err := range []error{get, list, stamps, ids, replace, large, l.RemoveRecord(t.Context(), "test", "one")} {
 			if !errors.Is(err, launcher.ErrUnavailable) {
 				t.Errorf("%v: request %d: %v", refusal, i, err)
 			}

@@ -37,28 +37,7 @@ func NewStore(dir string) Store { return Store{dir} }
 
 // Records returns all records of a kind. A damaged one has no data.
 func (s Store) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return s.recordsWith(ctx, kind, func(fs.DirEntry) bool { return true })
-}
-
-// OpenRecords returns the records of a kind that are not settled. It reads no other file.
-func (s Store) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
-	return s.recordsWith(ctx, kind, func(e fs.DirEntry) bool {
-		info, err := e.Info()
-		return err != nil || info.Mode() != settledMode // a file that has gone is noticed later
-	})
-}
-
-// MaxRecord returns how many bytes of data a record can have.
-func (s Store) MaxRecord() int64 { return maxRecord }
-
-// RecordPace returns the time between two replacements of a record.
-func (s Store) RecordPace() time.Duration { return recordPace }
-
-// recordsWith returns the records of a kind whose files are wanted.
-func (s Store) recordsWith(
-	ctx context.Context, kind string, want func(fs.DirEntry) bool,
-) ([]launcher.Record, error) {
-	ids, err := s.recordNames(kind, want)
+	ids, err := s.RecordIDs(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +59,12 @@ func (s Store) recordsWith(
 	}
 	return all, nil
 }
+
+// MaxRecord returns how many bytes of data a record can have.
+func (s Store) MaxRecord() int64 { return maxRecord }
+
+// RecordPace returns the time between two replacements of a record.
+func (s Store) RecordPace() time.Duration { return recordPace }
 
 // stampAge is how old a file is whose stamp is trusted: two replacements within a tick of the clock look alike.
 const stampAge = time.Second

@@ -38,7 +38,7 @@ func TestStore(t *testing.T) {
 	if got, err := s.Record(ctx, "run", "a"); err != nil || !reflect.DeepEqual(got, second) {
 		t.Errorf("%+v, %v, want %+v", got, err, second)
 	}
-	if open, err := s.OpenRecords(ctx, "run"); len(open) != 0 || err != nil {
+	if open, err := s.RecordStamps(ctx, "run", true); len(open) != 0 || err != nil {
 		t.Errorf("a settled record is open: %v, %v", open, err)
 	}
 	for _, bad := range []string{"", "../a", ".lock"} {
@@ -54,7 +54,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// BenchmarkRecords reads ten open records of a kind that has a thousand settled ones.
+// BenchmarkRecords reads the records of a kind, and finds the ten open ones beside a thousand settled ones.
 func BenchmarkRecords(b *testing.B) {
 	l := NewStore(b.TempDir())
 	for i := range 1010 {
@@ -72,7 +72,7 @@ func BenchmarkRecords(b *testing.B) {
 	})
 	b.Run("open", func(b *testing.B) {
 		for b.Loop() {
-			if open, err := l.OpenRecords(b.Context(), "test"); err != nil || len(open) != 10 {
+			if open, err := l.RecordStamps(b.Context(), "test", true); err != nil || len(open) != 10 {
 				b.Fatal(len(open), err)
 			}
 		}
