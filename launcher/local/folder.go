@@ -121,22 +121,19 @@ type layout struct {
 	log     *slog.Logger
 }
 
-// newLayout creates the directories, private to this user. What has the name of one of them, or of a lock, and is
-// something else, gets another name.
+// newLayout creates the directories, private to this user. What has the name of one of them, and is something else,
+// gets another name. Package flock does the same for the locks.
 func newLayout(state, runtime string, log *slog.Logger) (layout, error) {
 	l := layout{state: filepath.Clean(state), runtime: filepath.Clean(runtime), log: log}
 	dirs := []string{l.state, l.kernels(), l.ended(), l.aside(), l.warm(), filepath.Join(l.state, gpusDir),
 		filepath.Join(l.state, recordsDir)}
 	for i, d := range dirs {
 		if i > 0 {
-			l.clearName(d, fs.FileInfo.IsDir)
+			l.clearName(d)
 		}
 		if err := files.MakePrivate(d); err != nil {
 			return l, fmt.Errorf("StateDir: %w", err)
 		}
-	}
-	for _, name := range []string{reaperLock, startsLock, warmLock} {
-		l.clearName(filepath.Join(l.state, name), func(at fs.FileInfo) bool { return at.Mode().IsRegular() })
 	}
 	sum := sha256.Sum256([]byte(l.state))
 	l.mark = hex.EncodeToString(sum[:3])
@@ -162,11 +159,11 @@ func newLayout(state, runtime string, log *slog.Logger) (layout, error) {
 	return l, fmt.Errorf("RuntimeDir: %w", errors.Join(errs...))
 }
 
-// clearName renames what is at a path if it is something else than right wants. What cannot be seen stays: a link of an
-// operator may lead to a disk that is away, and without its folders kernels that run would count as removed.
-func (l layout) clearName(path string, right func(fs.FileInfo) bool) {
+// clearName renames what is at a path if it is no folder. What cannot be seen stays: a link of an operator may lead to a
+// disk that is away, and without its folders kernels that run would count as removed.
+func (l layout) clearName(path string) {
 	at, err := os.Stat(path) // an operator's link is followed
-	if err == nil && right(at) || err != nil && !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTDIR) {
+	if err == nil && at.IsDir() || err != nil && !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTDIR) {
 		return
 	}
 	to := path + ".aside." + randomName()[:6]

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -167,28 +168,31 @@ func Carries(pid int, kernelID string) bool {
 
 // carries is Carries. bare reports that the process has no environment at the moment.
 func carries(pid int, kernelID string) (is, bare bool) {
-	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil {
-		return false, false // it has ended, or belongs to another user
-	}
-	want := []byte(KernelIDVariable + "=" + kernelID)
-	for v := range bytes.SplitSeq(env, []byte{0}) {
-		if bytes.Equal(v, want) {
-			return true, false
-		}
-	}
-	return false, len(env) == 0
+	env, err := environment(pid)
+	want := KernelIDVariable + "=" + kernelID
+	is = slices.ContainsFunc(env, func(v []byte) bool { return string(v) == want })
+	return is, err == nil && len(env) == 0
 }
 
 // Variable returns the value that a variable had when the process was started; "" if it cannot be read.
 func Variable(pid int, name string) string {
-	env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ") // it may have ended
-	for v := range bytes.SplitSeq(env, []byte{0}) {
+	env, _ := environment(pid) // the error of a process that has ended means none
+	for _, v := range env {
 		if value, is := bytes.CutPrefix(v, []byte(name+"=")); is {
 			return string(value)
 		}
 	}
 	return ""
+}
+
+// environment returns the variables with which a process was started. The error says that it has ended, or belongs to
+// another user.
+func environment(pid int) ([][]byte, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil || len(b) == 0 {
+		return nil, err
+	}
+	return bytes.Split(b, []byte{0}), nil
 }
 
 // List returns all processes that this process can see in /proc. Processes that end meanwhile may be missing.

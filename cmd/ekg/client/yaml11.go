@@ -68,16 +68,12 @@ func (v *values) readYAML(text []byte) error {
 	if len(doc.Content) == 0 {
 		return nil // an empty file
 	}
-	r := &yamlReader{}
-	raw, err := r.value(doc.Content[0], 0)
-	if err != nil || string(raw) == "null" {
-		return err
-	}
-	root := doc.Content[0]
-	for root.Kind == yaml.AliasNode {
-		root = root.Alias
-	}
+	r, root := &yamlReader{}, doc.Content[0] // no alias: what it would name comes before
 	if root.Kind != yaml.MappingNode {
+		raw, err := r.value(root, 0)
+		if err != nil || string(raw) == "null" {
+			return err
+		}
 		return errors.New("it has no object with parameters")
 	}
 	members, err := r.members(root, 0)
