@@ -130,8 +130,8 @@ const (
 )
 
 // ParseEnv sets WorkingDir and LaunchTimeout from the client's variables. KERNEL_LAUNCH_TIMEOUT is in seconds and may
-// have a fraction. A KERNEL_WORKING_DIR that is not an absolute path is ignored, and so is one that has not the folder
-// of KERNEL_WORKING_DIR_ID on this machine. The error names the invalid variable.
+// have a fraction. A KERNEL_WORKING_DIR that is not an absolute path is ignored. So is one that names another folder
+// here than KERNEL_WORKING_DIR_ID says. The error names the invalid variable.
 func (r *Request) ParseEnv() error {
 	r.WorkingDir, r.LaunchTimeout = "", 0
 	dir, id := r.Env[WorkingDirVariable], r.Env[FolderIDVariable]

@@ -72,7 +72,7 @@ func (c *commands) begin(line []byte) {
 	}
 	if c.busy[command.PID] {
 		c.answer(gpu.Answer{ID: command.ID, State: gpu.CUDAUnknown,
-			Failure: &gpu.CUDAError{Text: "another command for this process has not ended"}})
+			Failure: &gpu.CUDAError{Text: "another command for this process still runs"}})
 		return
 	}
 	if c.busy == nil {

@@ -195,7 +195,7 @@ func TestServer_auditStdout(t *testing.T) {
 	}
 }
 
-// TestMeasureDisks: the free space of the state folder is a metric, and a missing folder is none.
+// TestMeasureDisks: the free space of the state folder is a metric. A folder that does not exist has no metric.
 func TestMeasureDisks(t *testing.T) {
 	s := &settings.Settings{Launcher: "local"}
 	s.Local.StateDir, s.Gateway.Jobs.Dir = t.TempDir(), "/no/such/folder"

@@ -62,7 +62,8 @@ func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error
 	return active, nil
 }
 
-// pause pauses a definition with a reason that its owner reads. why returns "" if there is none any more.
+// pause pauses a definition with the reason that why returns. Its owner reads the reason. The definition stays active
+// if why returns "".
 func (m *Manager) pause(ctx context.Context, id string, why func(*definition) string) {
 	reason := ""
 	_, err := m.store.changeDefinition(ctx, id, func(d *definition) error {

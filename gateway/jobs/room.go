@@ -86,8 +86,8 @@ func (m *Manager) changeRoom(ctx context.Context, id string, do func(room) error
 	return err
 }
 
-// reserve makes room for what an owner is about to store under an id, if there is some. The error is refused's if there
-// is none. open returns the ids of what counts for the limit. release must be called when that is stored, or will not
+// reserve makes room for what an owner is about to store under an id. If the limit is reached, the error is that of
+// refused. open returns the ids of what counts for the limit. release must be called when that is stored, or will not
 // be. If others have the turn, what is too much already is refused at once, and the error is errBusy without wait.
 func (m *Manager) reserve(
 	ctx context.Context, what, owner, id string, wait bool, limit int, open func() (map[string]bool, error),

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FolderID identifies a folder among all of this machine, by its device and inode. It is "" for what is no folder, or
-// none that this process may enter.
+// FolderID identifies a folder of this machine by its device and inode. It is "" if path is not a folder, or if this
+// process must not enter it.
 func FolderID(path string) string {
 	info, err := os.Stat(path)
 	if err != nil || !info.IsDir() || unix.Access(path, unix.X_OK) != nil {

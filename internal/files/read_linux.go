@@ -18,11 +18,17 @@ const MaxState = 16 << 20
 // device, or the file is too large, is not JSON, or this user has no right to read it.
 var ErrUnusable = errors.New("it cannot be used")
 
+// Refused reports whether an error of an open(2) with O_NOFOLLOW and O_NONBLOCK says that the name is that of a link, a
+// socket or a FIFO, or of a file without rights.
+func Refused(err error) bool {
+	return errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) || errors.Is(err, fs.ErrPermission)
+}
+
 // open opens a regular file to read it.
 func open(path string, most int64) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	switch {
-	case errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO), errors.Is(err, fs.ErrPermission):
+	case Refused(err):
 		return nil, nil, fmt.Errorf("%w: %w", ErrUnusable, err)
 	case err != nil:
 		return nil, nil, err

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
@@ -32,7 +33,7 @@ const noWait = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 // fs.ErrNotExist if the file's folder has gone. What has the name and cannot be locked gets another name.
 func Try(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noWait, 0o600)
-	if unusable(err) || errors.Is(err, syscall.EISDIR) {
+	if files.Refused(err) || errors.Is(err, syscall.EISDIR) {
 		if err = clearName(path); err == nil {
 			f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|noWait, 0o600)
 		}
@@ -43,13 +44,8 @@ func Try(path string) (*os.File, error) {
 	return try(f)
 }
 
-// unusable reports whether an error of open(2) says that what has a lock's name is a link, a socket, or a file without
-// rights. No lock of this package is, so a hostile program of this user has made it.
-func unusable(err error) bool {
-	return errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) || errors.Is(err, fs.ErrPermission)
-}
-
-// clearName renames what has a lock's name and is no file. A file gets its rights back.
+// clearName renames what has a lock's name and is not a file: a hostile program of this user has made it. A file gets
+// its rights back.
 func clearName(path string) error {
 	at, err := os.Lstat(path)
 	switch {
@@ -144,7 +140,7 @@ func Unlock(f *os.File) {
 // this moment, and fails.
 func Held(path string, alone bool) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
-	if errors.Is(err, fs.ErrNotExist) || unusable(err) {
+	if errors.Is(err, fs.ErrNotExist) || files.Refused(err) {
 		return false, nil
 	}
 	if err != nil {

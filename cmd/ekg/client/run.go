@@ -181,8 +181,8 @@ func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any, f
 	return errors.Join(err, r.noteFolder(folder, definition.WorkingDir))
 }
 
-// folder adds to the kernel's variables the folder in which it runs, and returns it. "" is none: the user has set the
-// variable, or the kernel runs already.
+// folder adds to the kernel's variables the folder in which it runs, and returns it. It adds nothing and returns "" if
+// the user has set the variable, or the kernel runs already.
 func (r *kernelRun) folder(notebook string, env map[string]string) (string, error) {
 	const variable = "KERNEL_WORKING_DIR"
 	chosen := r.c.String("cwd")
@@ -202,7 +202,7 @@ func (r *kernelRun) folder(notebook string, env map[string]string) (string, erro
 	if info, err := os.Stat(folder); err != nil {
 		return "", err
 	} else if !info.IsDir() {
-		return "", fmt.Errorf("--cwd: %s is no folder", folder)
+		return "", fmt.Errorf("--cwd: %s is not a folder", folder)
 	}
 	if id := folderID(folder); id != "" {
 		env[variable], env[variable+"_ID"] = folder, id

@@ -230,7 +230,7 @@ func scalar(n *yaml.Node) (json.RawMessage, error) {
 			return jsonReal(f)
 		}
 	}
-	return nil, fmt.Errorf("line %d: %.80q is no value of papermill", n.Line, text)
+	return nil, fmt.Errorf("line %d: papermill does not read the value %.80q", n.Line, text)
 }
 
 // yamlInteger reads an integer of any size: decimal, binary, octal with a leading 0, hexadecimal or sexagesimal.

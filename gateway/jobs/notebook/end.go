@@ -8,7 +8,7 @@ import (
 
 // raised are the errors in a cell's outputs.
 type raised struct {
-	// The first error that is no exit; "" if there is none.
+	// The first error, without exits of the program; "": there was no such error.
 	Ename  string `json:"ename,omitempty"`
 	Evalue string `json:"evalue,omitempty"`
 }
@@ -35,8 +35,8 @@ func sentence(ename, evalue string) string { return strings.TrimSuffix(ename+": 
 // allows reports whether the run goes on after an error in the cell.
 func (r *run) allows(c *cell) bool { return r.AllowErrors || c.tagged("raises-exception") }
 
-// late returns the result of a run whose cells have all ended well, but the outputs of one have an error. A kernel may
-// answer so if the display of a value fails. It is nil if there is no such error.
+// late returns the result of a run whose cells have all ended well, if the outputs of one have an error. A kernel
+// answers ok although the display of a value has failed. Without such an error the result is nil.
 func (r *run) late() *Result {
 	for at := len(r.doc.cells) - 1; at >= 0; at-- { // papermill names the last one
 		if e := r.state.Raised[at]; e != nil && e.Ename != "" && !r.allows(r.doc.cells[at]) {

@@ -351,7 +351,7 @@ func (m *model) whole() map[string]json.RawMessage {
 	return state
 }
 
-// parseModel reads the piece of a widget. It returns nil if that is none.
+// parseModel reads the piece of a widget. It returns nil for another piece.
 func parseModel(raw []byte) *model {
 	m := &model{}
 	if json.Unmarshal(raw, m) != nil || m.State == nil {

@@ -19,8 +19,8 @@ func TrimmedObject(o any) (any, error) {
 
 // Trimmed returns the part of a kernel's pod that gateways keep in memory: metadata, status, and what says where
 // it runs, what it waits for and what it asks for. ReadRecord, ReadRequest, GPUs, Objects and PortsPolicy return the
-// same for it as for the whole pod. A pod without a stored request keeps its spec: which of
-// its variables a client has sent is not known. A trimmed pod is returned itself.
+// same for it as for the whole pod. A pod without a stored request keeps its spec: which of its variables a client has
+// sent is not known. A trimmed pod is returned itself.
 func Trimmed(pod *corev1.Pod) *corev1.Pod {
 	if isTrimmed(pod) {
 		return pod
