@@ -159,8 +159,8 @@ func newLayout(state, runtime string, log *slog.Logger) (layout, error) {
 	return l, fmt.Errorf("RuntimeDir: %w", errors.Join(errs...))
 }
 
-// clearName renames what is at a path if it is no folder. What cannot be seen stays: a link of an operator may lead to a
-// disk that is away, and without its folders kernels that run would count as removed.
+// clearName renames what is at a path if it is not a folder. What cannot be seen stays: a link of an operator may lead
+// to a disk that is away, and without its folders kernels that run would count as removed.
 func (l layout) clearName(path string) {
 	at, err := os.Stat(path) // an operator's link is followed
 	if err == nil && at.IsDir() || err != nil && !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTDIR) {

@@ -52,13 +52,7 @@ func TestRun_Raised(t *testing.T) {
 		"exits":  func(k *kernelCell) { k.end("SystemExit", "") },
 		"raises": func(k *kernelCell) { k.end("TypeError", "t") },
 	}
-	for _, test := range []struct {
-		name  string
-		cells []string
-		allow bool
-		want  Result
-		ran   int
-	}{
+	runEnds(t, cells, []endCase{
 		{"the display of a result fails", []string{"repr", "b"}, false, Result{Failed, 1, "ValueError: no", false}, 2},
 		{"two fail", []string{"repr", "second", "b"}, false, Result{Failed, 2, "KeyError: k", false}, 3},
 		{"errors are allowed", []string{"repr", "b"}, true, Result{Status: Completed}, 2},
@@ -71,20 +65,7 @@ func TestRun_Raised(t *testing.T) {
 		{"a later exit", []string{"repr", "exits", "b"}, false, Result{Failed, 1, "ValueError: no", false}, 2},
 		{"a later error", []string{"repr", "raises", "b"}, false, Result{Failed, 2, "TypeError: t", false}, 2},
 		{"an exit that is allowed", []string{"#tag raises-exception exits", "b"}, false, Result{Status: Completed}, 2},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := &script{cells: cells}
-			res, last := do(t, s, notebookOf(t, test.cells...), func(r *Run) { r.AllowErrors = test.allow })
-			if res != test.want || len(s.seen)-1 != test.ran {
-				t.Errorf("got %+v after %d cells, want %+v after %d", res, len(s.seen)-1, test.want, test.ran)
-			}
-			marks := strings.Count(string(last.document), tagError)
-			if (res.Status == Failed) != (marks == 2) || marks > 0 && !strings.Contains(string(last.document),
-				"In ["+string(rune('0'+res.Cell))+"]") {
-				t.Errorf("%d marks of an error", marks)
-			}
-		})
-	}
+	})
 }
 
 // TestRun_RaisedCarried: the error is known to the gateway that carries a run on.

@@ -282,6 +282,34 @@ func TestRun_Outputs(t *testing.T) {
 	}
 }
 
+// endCase is a notebook whose run ends.
+type endCase struct {
+	name  string
+	cells []string
+	allow bool // errors
+	want  Result
+	ran   int // cells
+}
+
+// runEnds checks where runs end, and that the notebook of a failed one says so in two places, with the cell's number.
+func runEnds(t *testing.T, cells map[string]func(*kernelCell), tests []endCase) {
+	t.Helper()
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := &script{cells: cells}
+			res, last := do(t, s, notebookOf(t, test.cells...), func(r *Run) { r.AllowErrors = test.allow })
+			if res != test.want || len(s.seen)-1 != test.ran {
+				t.Errorf("got %+v after %d cells, want %+v after %d", res, len(s.seen)-1, test.want, test.ran)
+			}
+			marks := strings.Count(string(last.document), tagError)
+			if (res.Status == Failed) != (marks == 2) || marks > 0 && !strings.Contains(string(last.document),
+				"In ["+string(rune('0'+res.Cell))+"]") {
+				t.Errorf("%d marks of an error", marks)
+			}
+		})
+	}
+}
+
 // TestRun_Ends: the run ends where papermill and nbclient would end it.
 func TestRun_Ends(t *testing.T) {
 	fails := map[string]func(*kernelCell){
@@ -303,13 +331,7 @@ func TestRun_Ends(t *testing.T) {
 			k.state("idle")
 		},
 	}
-	for _, test := range []struct {
-		name  string
-		cells []string
-		allow bool
-		want  Result
-		ran   int
-	}{
+	runEnds(t, fails, []endCase{
 		{"all cells", []string{"a", "idle first", "b"}, false, Result{Status: Completed}, 3},
 		{"an error", []string{"a", "bad", "b"}, false, Result{Failed, 2, "ValueError: no", false}, 2},
 		{"errors are allowed", []string{"bad", "b"}, true, Result{Status: Completed}, 2},
@@ -320,19 +342,7 @@ func TestRun_Ends(t *testing.T) {
 		{"the kernel restarts", []string{"restarts", "b"}, true,
 			Result{Failed, 1, "the kernel was restarted while the notebook ran", true}, 1},
 		{"the kernel dies", []string{"a", "dies", "b"}, true, Result{Failed, 2, "KernelDied: its memory was full", true}, 2},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := &script{cells: fails}
-			res, last := do(t, s, notebookOf(t, test.cells...), func(r *Run) { r.AllowErrors = test.allow })
-			if res != test.want || len(s.seen)-1 != test.ran {
-				t.Errorf("got %+v after %d cells, want %+v after %d", res, len(s.seen)-1, test.want, test.ran)
-			}
-			marked := strings.Count(string(last.document), tagError)
-			if (res.Status == Failed) != (marked == 2) {
-				t.Errorf("%d marks of an error", marked)
-			}
-		})
-	}
+	})
 }
 
 // TestRun_Limit: output over the limit is left out with one notice in each cell, but an error is kept.
