@@ -133,6 +133,20 @@ func (c *client) run(code string) (id string) {
 	return c.send(jupyter.Shell, "execute_request", content{"code": code, "silent": false, "allow_stdin": true})
 }
 
+// awaitInput reads iopub until a cell has begun: the kernel can be interrupted from then on.
+func (c *client) awaitInput(id string) {
+	c.t.Helper()
+	for {
+		m := c.recv(jupyter.IOPub)
+		if m.Header == nil {
+			c.t.Fatalf("cell %s has not begun", id)
+		}
+		if c.header(m.Header).MsgType == "execute_input" && c.header(m.Parent).MsgID == id {
+			return
+		}
+	}
+}
+
 // cell reads a request's messages on iopub until its idle status, and its reply. It returns one line for each message.
 func (c *client) cell(id string) (said []string, reply string) {
 	c.t.Helper()

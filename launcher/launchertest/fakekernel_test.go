@@ -160,7 +160,7 @@ func TestFakeKernel_Faults(t *testing.T) {
 	})
 	t.Run("shell hangs", func(t *testing.T) {
 		k, c := startKernel(t, "tcp", FakeKernelOptions{})
-		c.run("hang")
+		c.awaitInput(c.run("hang"))
 		k.Interrupt()
 		c.send(jupyter.Shell, "kernel_info_request", content{})
 		c.send(jupyter.Control, "kernel_info_request", content{})
@@ -237,7 +237,7 @@ func TestFakeKernel_Requests(t *testing.T) {
 	}
 	t.Run("a subshell overtakes", func(t *testing.T) {
 		id := jupyter.StringField([]byte(ask(jupyter.Control, "create_subshell_request", content{})), "subshell_id")
-		c.run("sleep 1h")
+		cell := c.run("sleep 1h")
 		m := jupyter.New(jupyter.Shell, "execute_request", c.session, nil, content{"code": ""})
 		m.Header = append(m.Header[:len(m.Header)-1], `,"subshell_id":"`+id+`"}`...)
 		if err := c.lib[jupyter.Shell].SendMsg(zmq4.NewMsgFrom(m.Frames(c.signer)...)); err != nil {
@@ -246,6 +246,7 @@ func TestFakeKernel_Requests(t *testing.T) {
 		if got := c.recv(jupyter.Shell); string(got.Parent) != string(m.Header) {
 			t.Errorf("got a reply to %s, want to %s", got.Parent, m.Header)
 		}
+		c.awaitInput(cell) // an interrupt before it would find no cell
 		k.Interrupt()
 		c.recv(jupyter.Shell)
 		if got := ask(jupyter.Control, "list_subshell_request", content{}); !strings.Contains(got, id) {
