@@ -53,3 +53,14 @@ func TestJobs_OtherLanguage(t *testing.T) {
 	}
 	g.do("POST", "/api/jobs", body(julia, `,"kernelspec":"python3"`)).want(t, 201, "python3") // as papermill's -k
 }
+
+// TestJobs_NaN: a notebook that Python has written may have NaN. It is given back as it was.
+func TestJobs_NaN(t *testing.T) {
+	g := startGateway(t, nil)
+	const notebook = `{"nbformat":4,"nbformat_minor":5,"metadata":{"x":[NaN,-Infinity,"NaN"]},"cells":[]}`
+	made := g.do("POST", "/api/jobs", `{"kernelspec":"python3","notebook":`+notebook+`}`).want(t, 201, "queued")
+	path := strings.TrimPrefix(made.Header.Get("Location"), g.base)
+	if got := g.do("GET", path+"/notebook?source=1", "").want(t, 200, "").body; got != notebook {
+		t.Errorf("it is %s", got)
+	}
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -329,7 +330,7 @@ func (b *bodies) object(w http.ResponseWriter, r *call) (object, error) {
 	if !utf8.Valid(body) {
 		return nil, refuse(http.StatusBadRequest, "Invalid JSON in body of request: it is not UTF-8.")
 	}
-	if !json.Valid(body) {
+	if body = jupyter.HideNaN(body); !json.Valid(body) { // notebooks that Python has written may have NaN
 		return nil, refuse(http.StatusBadRequest, "Invalid JSON in body of request.")
 	}
 	var o object

@@ -19,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -296,7 +297,7 @@ func (m *Manager) WriteNotebook(ctx context.Context, to io.Writer, id string, so
 		if err != nil {
 			return err
 		}
-		_, err = to.Write(b)
+		_, err = to.Write(jupyter.ShowNaN(b))
 		return err
 	}
 	state, err := parseState(s.shown())

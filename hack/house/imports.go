@@ -22,7 +22,7 @@ var mayImport = map[string][]string{
 	},
 	"cmd/buildinfo": {},
 	// What a user's machine runs: no launcher, and no server.
-	"cmd/ekg/client": {"cmd/buildinfo", "gateway/gpus", "kernelspecs"},
+	"cmd/ekg/client": {"cmd/buildinfo", "gateway/gpus", "jupyter", "kernelspecs"},
 	"cmd/ekg": {
 		"cmd/ekg/client",
 		"cmd/ekg/settings",
@@ -78,8 +78,8 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"gateway/identity": {},
-	"gateway/jobs": {"gateway/identity", "gateway/jobs/notebook", "gateway/jobs/schedule", "gateway/kernels", "launcher",
-		"launcher/supervisor/api"},
+	"gateway/jobs": {"gateway/identity", "gateway/jobs/notebook", "gateway/jobs/schedule", "gateway/kernels", "jupyter",
+		"launcher", "launcher/supervisor/api"},
 	"gateway/kernels": {
 		"gateway/gpus",
 		"gateway/identity",

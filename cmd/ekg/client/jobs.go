@@ -20,6 +20,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
@@ -187,7 +188,7 @@ func printJobLogs(ctx context.Context, r *kernelRun, g *gatewayClient, id string
 			Outputs []map[string]json.RawMessage `json:"outputs"`
 		} `json:"cells"`
 	}
-	if err := json.Unmarshal(b, &doc); err != nil {
+	if err := json.Unmarshal(jupyter.HideNaN(b), &doc); err != nil {
 		return fmt.Errorf("the notebook of job %s: %w", id, err)
 	}
 	p := logPrinter{out: bufio.NewWriter(r.c.App.Writer)}

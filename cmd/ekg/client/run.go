@@ -18,6 +18,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // parameterFlags take a name and a value as two arguments, as papermill's do, or as NAME=VALUE.
@@ -104,7 +105,7 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 	if err != nil {
 		return err
 	}
-	if !json.Valid(text) {
+	if text = jupyter.HideNaN(text); !json.Valid(text) {
 		return fmt.Errorf("%s is not a notebook: it is not JSON", path)
 	}
 	parameters, err := r.parameters()

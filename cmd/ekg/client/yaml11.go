@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // The plain scalars of YAML 1.1, as PyYAML has them. papermill reads no timestamps.
@@ -227,7 +229,7 @@ func scalar(n *yaml.Node) (json.RawMessage, error) {
 		}
 	case "!!float":
 		if f, ok := yamlReal(text); ok {
-			return jsonReal(f)
+			return jsonReal(f), nil
 		}
 	}
 	return nil, fmt.Errorf("line %d: papermill does not read the value %.80q", n.Line, text)
@@ -293,21 +295,21 @@ func pythonFloat(text string) (float64, bool) {
 	return f, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-// jsonReal writes a number that stays a float. One that is infinite is out of every range. JSON has no NaN.
-func jsonReal(f float64) (json.RawMessage, error) {
+// jsonReal writes a number that stays a float.
+func jsonReal(f float64) json.RawMessage {
 	switch {
 	case math.IsNaN(f):
-		return nil, errors.New("NaN cannot be sent as a parameter")
+		return json.RawMessage(jupyter.NaN)
 	case math.IsInf(f, 1):
-		return json.RawMessage("1e999"), nil
+		return json.RawMessage(jupyter.Infinity)
 	case math.IsInf(f, -1):
-		return json.RawMessage("-1e999"), nil
+		return json.RawMessage(jupyter.NegInfinity)
 	}
 	text := strconv.FormatFloat(f, 'g', -1, 64)
 	if !strings.ContainsAny(text, ".e") {
 		text += ".0"
 	}
-	return json.RawMessage(text), nil
+	return json.RawMessage(text)
 }
 
 // Numbers as Python's int and float read them.
@@ -338,7 +340,7 @@ func typed(text string) (json.RawMessage, error) {
 	}
 	if pythonReal.MatchString(strings.TrimSpace(text)) {
 		if f, ok := pythonFloat(number); ok {
-			return jsonReal(f)
+			return jsonReal(f), nil
 		}
 	}
 	return quoted(text), nil

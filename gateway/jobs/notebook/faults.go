@@ -71,6 +71,7 @@ func judge(m *jupyter.Message) (c content, ok bool, why string) {
 	if !utf8.Valid(m.Content) {
 		m.Content = bytes.ToValidUTF8(m.Content, []byte("\uFFFD"))
 	}
+	m.Content = jupyter.HideNaN(m.Content)
 	if why = fault(m.Content, maxContentDepth); why != "" {
 		return c, false, why
 	}

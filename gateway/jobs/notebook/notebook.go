@@ -26,6 +26,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // InvalidError is a notebook, or a parameter, that cannot be run. Its text is a sentence for users.
@@ -53,6 +55,7 @@ type Document struct {
 
 // Read reads a notebook. The error is an *InvalidError. The caller bounds the size of data.
 func Read(data []byte) (*Document, error) {
+	data = jupyter.HideNaN(data)
 	if err := check(data); err != nil {
 		return nil, err
 	}

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // language says how the values of parameters are written in a language. The forms are papermill's.
@@ -112,6 +114,14 @@ const maxParameterDepth = 50
 func (l *language) value(raw json.RawMessage, depth int) (string, error) {
 	if depth > maxParameterDepth {
 		return "", fmt.Errorf("it is nested more than %d times", maxParameterDepth)
+	}
+	switch string(raw) {
+	case jupyter.NaN:
+		return l.notReal[0], nil
+	case jupyter.Infinity:
+		return l.notReal[1], nil
+	case jupyter.NegInfinity:
+		return l.notReal[2], nil
 	}
 	if isList(raw) {
 		var list []json.RawMessage

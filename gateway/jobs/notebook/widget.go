@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 )
 
@@ -318,6 +319,7 @@ func (r *run) tell(ctx context.Context) error {
 		}
 		m := r.message("comm_msg", r.msgID(r.state.Cell)+"-"+id, map[string]any{"comm_id": id, "data": map[string]any{
 			"method": "update", "state": map[string]any{memberOutputs: live(outputs)}, "buffer_paths": []any{}}})
+		m.Content = jupyter.ShowNaN(m.Content)
 		if err := r.Conn.Send(ctx, m); err != nil {
 			return err
 		}

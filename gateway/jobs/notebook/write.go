@@ -9,6 +9,8 @@ import (
 	"io"
 	"maps"
 	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // skeleton returns the notebook without what parts have.
@@ -76,7 +78,7 @@ func (w *assembly) value(raw []byte, indent string) error {
 	if err := json.Indent(&w.buf, raw, indent, " "); err != nil {
 		return fmt.Errorf("notebook: a piece is no valid JSON: %w", err)
 	}
-	_, err := w.to.Write(w.buf.Bytes())
+	_, err := w.to.Write(jupyter.ShowNaN(w.buf.Bytes()))
 	return err
 }
 
