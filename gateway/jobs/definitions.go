@@ -67,7 +67,10 @@ func (d *definition) scheduled() bool { return d.Active && d.Schedule != "" }
 // shown returns what clients see.
 func (d *definition) shown() Definition {
 	shown := d.Definition
-	if s, err := d.parsed(); err == nil && s != nil && d.Active {
+	if !d.scheduled() { // one that was paused for its schedule can be read
+		return shown
+	}
+	if s, err := d.parsed(); err == nil {
 		shown.Next = s.Next(time.Now()).UTC()
 	}
 	return shown

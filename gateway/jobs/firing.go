@@ -18,14 +18,33 @@ func (m *Manager) lookAtSchedules() { goroutines.Wake(m.defined) }
 
 // fireSchedules makes the jobs that are due, until ctx ends.
 func (m *Manager) fireSchedules(ctx context.Context) {
-	f := schedule.Firer{Store: &scheduled{m: m}, Changed: m.defined, Log: m.log}
+	f := schedule.Firer{Store: &scheduled{m: m, parse: (*definition).parsed}, Changed: m.defined, Log: m.log}
 	f.Run(ctx)
 }
 
 // scheduled has the definitions for a schedule.Firer. One goroutine uses it.
 type scheduled struct {
 	m     *Manager
+	parse func(*definition) (*schedule.Schedule, error) // definition.parsed; tests replace it
+
 	known map[[2]string]*schedule.Schedule // by expression and time zone, of the definitions that were read last
+}
+
+// reasonSchedule pauses a definition whose schedule has made the gateway panic.
+const reasonSchedule = "the gateway has failed at its schedule, by an error of its own; see its log"
+
+// read reads a definition's schedule. The error's text is for the owner.
+func (s *scheduled) read(d *definition) (parsed *schedule.Schedule, err error) {
+	err = goroutines.Contain(func() (err error) {
+		parsed, err = s.parse(d)
+		return err
+	})
+	var panicked *goroutines.PanicError
+	if errors.As(err, &panicked) {
+		s.m.log.Error("the schedule of a job definition cannot be read", logkey.Definition, d.ID, logkey.Err, err)
+		err = errors.New(reasonSchedule)
+	}
+	return parsed, err
 }
 
 // Scheduled returns the definitions whose schedule is not paused.
@@ -46,9 +65,9 @@ func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error
 			known[key] = s.known[key]
 		}
 		if known[key] == nil {
-			if known[key], err = d.parsed(); err != nil { // an earlier release took it
+			if known[key], err = s.read(d); err != nil { // an earlier release took it
 				s.m.pause(ctx, d.ID, func(d *definition) string {
-					if _, err := d.parsed(); err != nil {
+					if _, err := s.read(d); err != nil {
 						return err.Error()
 					}
 					return ""
@@ -60,6 +79,17 @@ func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error
 	}
 	s.known = known
 	return active, nil
+}
+
+// Broken pauses a definition whose times cannot be computed, unless its schedule was changed meanwhile.
+func (s *scheduled) Broken(ctx context.Context, broken schedule.Definition, err error) {
+	s.m.log.Error("the times of a job definition cannot be computed", logkey.Definition, broken.ID, logkey.Err, err)
+	s.m.pause(ctx, broken.ID, func(d *definition) string {
+		if !d.Since.Equal(broken.Since) {
+			return ""
+		}
+		return reasonSchedule
+	})
 }
 
 // pause pauses a definition with the reason that why returns. Its owner reads the reason. The definition stays active

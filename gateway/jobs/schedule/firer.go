@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -32,6 +33,8 @@ type Store interface {
 	// do so at the same time, and a gateway may die in the middle and another repeat it: there must be one job for each
 	// definition and time. A definition that is paused or gone meanwhile is no error.
 	Fire(ctx context.Context, definition string, due time.Time) error
+	// Broken takes a definition whose times cannot be computed: that has panicked. It pauses the definition.
+	Broken(ctx context.Context, d Definition, err error)
 }
 
 // Firer fires the jobs that are due. Its fields are fixed before Run.
@@ -97,14 +100,23 @@ func (f *Firer) fire(ctx context.Context) time.Duration {
 			next = min(next, a.at.Sub(now))
 			continue
 		}
-		if due := d.Schedule.Due(d.Since, now, deadline); !due.IsZero() {
+		var due, at time.Time
+		err = goroutines.Contain(func() error {
+			due, at = d.Schedule.Due(d.Since, now, deadline), d.Schedule.Next(now)
+			return nil
+		})
+		if err != nil {
+			f.Store.Broken(ctx, d, err)
+			continue
+		}
+		if !due.IsZero() {
 			err = f.Store.Fire(ctx, d.ID, due)
 		}
 		if err != nil && ctx.Err() == nil {
 			f.Log.Warn("a scheduled job cannot be created; this is tried again", logkey.Err,
 				fmt.Errorf("schedule %s: %w", d.ID, err))
 		}
-		if at := d.Schedule.Next(now); !at.IsZero() {
+		if !at.IsZero() {
 			next = min(next, at.Sub(now))
 			if err == nil { // else it is still due
 				known[d.ID] = ahead{d.Schedule, d.Since, at}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,7 @@ type memory struct {
 	definitions map[string]*Definition
 	jobs        map[string]map[time.Time]int // how often each was fired
 	fails       int                          // that many calls
+	broken      []string
 }
 
 func (m *memory) Scheduled(context.Context) (list []Definition, err error) {
@@ -42,6 +44,13 @@ func (m *memory) Fire(_ context.Context, id string, due time.Time) error {
 		d.Since = due
 	}
 	return nil
+}
+
+func (m *memory) Broken(_ context.Context, d Definition, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.definitions, d.ID)
+	m.broken = append(m.broken, d.ID+": "+err.Error())
 }
 
 func (m *memory) add(t *testing.T, id, expression, zone string) {
@@ -136,6 +145,26 @@ func TestFirer_Changed(t *testing.T) {
 		stop()
 		if len(m.jobs["minutes"]) != 1 {
 			t.Errorf("fired %v", m.jobs["minutes"])
+		}
+	})
+}
+
+// TestFirer_Broken: a schedule whose times cannot be computed ends neither the process nor the other schedules.
+func TestFirer_Broken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		m.add(t, "minutes", "* * * * *", "")
+		m.definitions["broken"] = &Definition{ID: "broken", Schedule: &Schedule{}, Since: time.Now()}
+		stop := gateway(t, m, nil)
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		stop()
+		if len(m.jobs["minutes"]) != 1 {
+			t.Errorf("the other schedule has fired %v", m.jobs["minutes"])
+		}
+		if len(m.broken) != 1 || !strings.HasPrefix(m.broken[0], "broken: panic: ") ||
+			!strings.Contains(m.broken[0], "schedule.go") {
+			t.Errorf("broken: %q, want one with the stack", m.broken)
 		}
 	})
 }
