@@ -391,6 +391,7 @@ var doors = []struct {
 			"kernelspecs",
 			"launcher/supervisor/messagelog",
 			"launcher/supervisor/gaps",
+			"launcher/parking",
 		},
 	},
 	{
