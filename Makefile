@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension page screenshots demo test environments unit interop lint e2e e2e-machine e2e-cluster e2e-releases image image-push image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
+.PHONY: help build labextension page screenshots demo test environments unit interop lint e2e e2e-machine e2e-cluster e2e-releases image image-push image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench simulate cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -93,6 +93,9 @@ bench-quick: ## a shorter form of it, in five minutes; prints the tables and nam
 
 microbench: ## Go's benchmarks of the message path, with allocations
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./gateway/... ./launcher/...
+
+simulate: ## compute what parking kernels saves and costs; writes docs/parking.md, in a few seconds
+	$(GO) run ./hack/simulate -write
 
 cluster: ## start Kubernetes with one node on this machine, as root, with the images of the tests; see docs/kubernetes.md
 	@deploy/devcluster/devcluster up

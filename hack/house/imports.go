@@ -100,6 +100,7 @@ var mayImport = map[string][]string{
 	"hack/failures":    {},
 	"hack/generate":    {"cmd/ekg/settings", "gateway/metrics", "hack/house"},
 	"hack/house":       {},
+	"hack/simulate":    {"launcher/parking"},
 	"jupyter":          {},
 	"kernelspecs":      {},
 	"launcher":         {"kernelspecs", "launcher/flavor", "launcher/gpu", "launcher/supervisor/api"},
