@@ -99,7 +99,7 @@ func simulate() []row {
 	o := best(trace)
 	add(others, "the best", "the best that is possible: a GPU only while a cell computes", o, o.held)
 
-	for _, after := range []time.Duration{15 * time.Minute, 5 * time.Minute, time.Minute, 10 * time.Second} {
+	for _, after := range []time.Duration{15 * time.Minute, 5 * time.Minute, time.Minute} {
 		idle := parking.Settings{Idle: min(after, time.Minute), After: after}
 		o := park(trace, idle, sharing{machine: 1, perGPU: 1, typing: true})
 		add(pool, minutes(after), "parked after "+minutes(after), o, o.held)

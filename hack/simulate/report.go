@@ -42,13 +42,10 @@ func percent(part float64) string {
 
 // minutes writes a setting.
 func minutes(d time.Duration) string {
-	switch {
-	case d >= time.Hour:
+	if d >= time.Hour {
 		return fmt.Sprintf("%d h", d/time.Hour)
-	case d >= time.Minute:
-		return fmt.Sprintf("%d min", d/time.Minute)
 	}
-	return fmt.Sprintf("%d s", d/time.Second)
+	return fmt.Sprintf("%d min", d/time.Minute)
 }
 
 // wait writes how long a cell waits.
@@ -69,6 +66,7 @@ const (
 	plotLeft, plotTop     = 70, 50
 	plotWidth, plotHeight = 560, 320
 	shortest, longest     = 0.1, 3600.0 // seconds; a shorter wait is drawn as none
+	fewest                = 0.1         // of reservation's GPU-hours
 	goalHours, goalWait   = 0.25, 2.0
 )
 
@@ -78,7 +76,7 @@ var colors = []struct{ group, color string }{
 }
 
 // leftward are the points that have their text at the left, beside that of another one.
-var leftward = []string{"the best", "5 min", "10 s", noTyping}
+var leftward = []string{"the best", "1 min", "5 min", noTyping}
 
 // plot returns the picture: the GPU-hours of each policy, and the wait that one cell of twenty exceeds.
 func plot(rows []row) string {
@@ -98,7 +96,7 @@ func plot(rows []row) string {
 		fmt.Fprintf(&b, `<path d="M%d %dh%d" stroke="#dddddd"/><text x="%d" y="%d" text-anchor="end" fill="#555555">%s</text>`+
 			"\n", plotLeft, y, plotWidth, plotLeft-8, y+4, tick.text)
 	}
-	for part := 0; part <= 100; part += 25 {
+	for _, part := range []int{10, 15, 25, 50, 100} {
 		x := across(float64(part) / 100)
 		fmt.Fprintf(&b, `<path d="M%d %dv%d" stroke="#dddddd"/><text x="%d" y="%d" text-anchor="middle" fill="#555555">%d %%</text>`+
 			"\n", x, plotTop, plotHeight, x, plotTop+plotHeight+18, part)
@@ -128,11 +126,15 @@ func plot(rows []row) string {
 
 // across is where a part of reservation's GPU-hours lies.
 func across(part float64) int {
-	return plotLeft + int(math.Round(part*plotWidth))
+	return plotLeft + place(part, fewest, 1, plotWidth)
 }
 
-// down is where a wait lies. The axis is logarithmic.
+// down is where a wait lies.
 func down(seconds float64) int {
-	part := math.Log(min(max(seconds, shortest), longest)/shortest) / math.Log(longest/shortest)
-	return plotTop + plotHeight - int(math.Round(part*plotHeight))
+	return plotTop + plotHeight - place(seconds, shortest, longest, plotHeight)
+}
+
+// place is how far from its beginning a value lies on a logarithmic axis.
+func place(v, from, to, length float64) int {
+	return int(math.Round(length * math.Log(min(max(v, from), to)/from) / math.Log(to/from)))
 }

@@ -160,6 +160,7 @@ func (w *world) types(k *kernel, from, sends time.Duration) {
 		return
 	}
 	w.at(from, func() {
+		k.Typed = w.clock()
 		if k.State == parking.Parked && k.Asked.IsZero() {
 			k.Ahead, k.Asked = true, w.clock()
 			w.decide(k.machine)

@@ -71,8 +71,9 @@ func (w *world) cell(k *Kernel) {
 	k.Asked = w.now
 }
 
-// types lets the user of a parked kernel type.
+// types lets a kernel's user type.
 func (w *world) types(k *Kernel) {
+	k.Typed = w.now
 	if k.State == Parked && k.Asked.IsZero() {
 		k.Ahead, k.Asked = true, w.now
 	}

@@ -8,13 +8,16 @@ import "time"
 const (
 	// RestAfterWake is how long a kernel that was just woken keeps its GPU, even if another one waits for it.
 	RestAfterWake = 10 * time.Second
-	// AheadOfCell is how long a kernel that was woken ahead of its cell keeps its GPU without a cell.
+	// AheadOfCell is how long a kernel that was woken ahead of its cell keeps its GPU without a cell, and without a sign
+	// that its user still types.
 	AheadOfCell = 30 * time.Second
 	// DefaultIdleMemory is the default of Settings.IdleMemory.
 	DefaultIdleMemory = 8 << 30
 
 	// worth is how many times longer than its save and restore a kernel must have been idle.
 	worth = 20
+	// longestAhead is how long after the wake a user's typing counts.
+	longestAhead = 2 * time.Minute
 )
 
 // Settings say when idle kernels are parked. The zero value parks no kernel.
@@ -48,6 +51,9 @@ type Use struct {
 	Resident bool
 	// Ahead says that it asks for its GPU, or got it, ahead of a cell that has not come yet: its user types.
 	Ahead bool
+	// Typed is the last sign that its user types. It counts only if Ahead is set. Zero: there was one sign, which is why
+	// Ahead is set.
+	Typed time.Time
 }
 
 // Due returns from when a kernel is to be parked, if its use and the waiting stay as they are. Waited says that another
@@ -65,7 +71,11 @@ func (s Settings) Due(u Use, waited bool) (time.Time, bool) {
 	case u.Ahead && waited: // it is never at the cost of one that waits
 		due = u.Woken
 	case u.Ahead:
-		due = u.Woken.Add(AheadOfCell)
+		typed := later(u.Woken, u.Typed)
+		if most := u.Woken.Add(longestAhead); typed.After(most) {
+			typed = most
+		}
+		due = typed.Add(AheadOfCell)
 	case waited:
 		due = later(u.IdleSince.Add(idle), u.Woken.Add(RestAfterWake))
 	case s.After <= 0 || u.Memory > limit:

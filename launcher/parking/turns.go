@@ -41,6 +41,11 @@ func (k *Kernel) saved() bool {
 	return k.State == Parking || k.State == Parked || k.State == Waking
 }
 
+// waits says whether the kernel waits for a GPU. One that asks ahead of a cell does not when its user has left.
+func (k *Kernel) waits(now time.Time) bool {
+	return !k.Asked.IsZero() && (!k.Ahead || now.Before(later(k.Asked, k.Typed).Add(AheadOfCell)))
+}
+
 // Loan is a GPU that is lent to a kernel.
 type Loan struct {
 	Kernel, GPU string
@@ -71,7 +76,7 @@ func (s Settings) Next(kernels []Kernel, now time.Time) Decision {
 		switch {
 		case k.GPU != "":
 			t.holders = append(t.holders, k)
-		case !k.Asked.IsZero():
+		case k.waits(now):
 			t.waiters = append(t.waiters, k)
 		}
 		if k.saved() {
