@@ -16,6 +16,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -36,7 +37,7 @@ var upgradeHeaders = []string{
 
 // forwardedQuery lists the query parameters that a supervisor gets, by action.
 var forwardedQuery = map[string][]string{
-	"channels": {"session_id", "cursor"},
+	"channels": {"session_id", "cursor", jupyter.RelayNaN},
 	"log":      {"log", "after", "limit", "parent", "follow"},
 }
 

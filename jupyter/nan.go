@@ -10,7 +10,10 @@ const (
 	NegInfinity = `"\u002d\u0049\u006e\u0066"`
 )
 
-var notNumbers = []struct{ python, text []byte }{
+// notNumber is one of them: as Python's json writes it, and as a text.
+type notNumber struct{ python, text []byte }
+
+var notNumbers = []notNumber{
 	{[]byte(`NaN`), []byte(NaN)},
 	{[]byte(`Infinity`), []byte(Infinity)},
 	{[]byte(`-Infinity`), []byte(NegInfinity)},
@@ -18,33 +21,68 @@ var notNumbers = []struct{ python, text []byte }{
 
 // HideNaN replaces NaN, Infinity and -Infinity of Python's json by texts that JSON has. Else the text stays as it is.
 func HideNaN(data []byte) []byte {
-	if !bytes.Contains(data, []byte("NaN")) && !bytes.Contains(data, []byte("Infinity")) {
-		return data
+	hidden, _ := replaceNaN(data, func(n *notNumber) []byte { return n.text })
+	return hidden
+}
+
+var null = []byte("null")
+
+// NullNaN replaces NaN, Infinity and -Infinity by null, for readers of JSON. It reports false, and returns the same
+// text, if there is none.
+func NullNaN(data []byte) (_ []byte, replaced bool) {
+	return replaceNaN(data, func(*notNumber) []byte { return null })
+}
+
+// HasNaN reports whether JSON text has NaN, Infinity or -Infinity.
+func HasNaN(data []byte) bool {
+	if !mayHaveNaN(data) {
+		return false
 	}
-	hidden := make([]byte, 0, len(data)+64)
-	quoted, escaped := false, false
-next:
-	for i := 0; i < len(data); i++ {
-		b := data[i]
-		switch {
-		case escaped:
-			escaped = false
-		case quoted && b == '\\':
-			escaped = true
-		case b == '"':
-			quoted = !quoted
-		case !quoted && (b == 'N' || b == 'I' || b == '-'):
-			for _, n := range notNumbers {
-				if bytes.HasPrefix(data[i:], n.python) {
-					hidden = append(hidden, n.text...)
-					i += len(n.python) - 1
-					continue next
+	_, found := nextNaN(data, 0)
+	return found != nil
+}
+
+// mayHaveNaN costs next to nothing. Most messages end here.
+func mayHaveNaN(data []byte) bool {
+	return bytes.Contains(data, notNumbers[0].python) || bytes.Contains(data, notNumbers[1].python)
+}
+
+// nextNaN returns the next of them from an index on that is not within a string, and where it begins. It is nil if
+// there is none.
+func nextNaN(data []byte, from int) (int, *notNumber) {
+	for i := from; i < len(data); i++ {
+		switch data[i] {
+		case '"':
+			end, err := skipString(data, i)
+			if err != nil {
+				return 0, nil // it is no JSON
+			}
+			i = end - 1
+		case 'N', 'I', '-':
+			for k := range notNumbers {
+				if bytes.HasPrefix(data[i:], notNumbers[k].python) {
+					return i, &notNumbers[k]
 				}
 			}
 		}
-		hidden = append(hidden, b)
 	}
-	return hidden
+	return 0, nil
+}
+
+func replaceNaN(data []byte, by func(*notNumber) []byte) (_ []byte, replaced bool) {
+	if !mayHaveNaN(data) {
+		return data, false
+	}
+	begin, found := nextNaN(data, 0)
+	if found == nil {
+		return data, false
+	}
+	text, from := make([]byte, 0, len(data)+64), 0
+	for ; found != nil; begin, found = nextNaN(data, from) {
+		text = append(append(text, data[from:begin]...), by(found)...)
+		from = begin + len(found.python)
+	}
+	return append(text, data[from:]...), true
 }
 
 // ShowNaN is the opposite of HideNaN. A name of a member, and text within another, stay as they are.

@@ -13,9 +13,11 @@ const SubprotocolV1 = "v1.kernel.websocket.jupyter.org"
 // SubprotocolRelay is SubprotocolV1 for a relay: the jupyter-ekg extension. Each message to a relay is a cursor of
 // RelayCursor bytes, which the relay does not interpret, followed by the frame. Messages from a relay are plain v1
 // frames. A relay that reconnects with ?cursor= and its last cursor in hexadecimal gets the messages after that cursor.
+// With the parameter RelayNaN it gets NaN and infinities as a kernel has sent them. Everybody else gets null.
 const (
 	SubprotocolRelay = "v1.relay.ekg"
 	RelayCursor      = 24
+	RelayNaN         = "nan"
 )
 
 // Sizes of the integers of the two layouts, and the smallest counts.

@@ -24,6 +24,7 @@ const (
 	JupyterServer                // for an unmodified jupyter server: JSON text only, at most ServerLimit bytes
 	TextOnly                     // for GatewayKernelClient: JSON text only
 	V1                           // jupyter.SubprotocolV1, and behind a cursor jupyter.SubprotocolRelay
+	Python                       // V1 for who reads NaN and infinities, as Python's json does: other framings have null
 	Count                        // how many framings there are
 )
 
@@ -47,16 +48,21 @@ const (
 // only.
 func (f Framing) DropsBuffers() bool { return f == JupyterServer || f == TextOnly }
 
+func (f Framing) isV1() bool { return f == V1 || f == Python }
+
 // Subprotocols returns the subprotocols that a server of kernels speaks, the preferred one first.
 func Subprotocols() []string { return []string{jupyter.SubprotocolRelay, jupyter.SubprotocolV1} }
 
 // Choose returns the framing that a client understands, given the subprotocols that it offers. Relay is true for
-// jupyter.SubprotocolRelay; the framing is V1 then.
+// jupyter.SubprotocolRelay; the framing is V1 then, or Python if the query has
+// jupyter.RelayNaN.
 //
 // Binary frames stop an unmodified jupyter server for good. GatewayKernelClient, which sends neither a User-Agent nor a
 // session_id, reads text only.
 func Choose(r *http.Request, offered []string) (f Framing, relay bool) {
 	switch agent := r.UserAgent(); {
+	case slices.Contains(offered, jupyter.SubprotocolRelay) && r.URL.Query().Has(jupyter.RelayNaN):
+		return Python, true
 	case slices.Contains(offered, jupyter.SubprotocolRelay):
 		return V1, true
 	case slices.Contains(offered, jupyter.SubprotocolV1):
@@ -100,7 +106,8 @@ const SplitFrom = 32 << 10
 // Encode returns a message in a framing. A message that the framing cannot hold is replaced by notice.LeftOut: its cell
 // or its request then says why, and ends. Large messages are not copied: the frame shares their memory.
 func Encode(m *jupyter.Message, f Framing) *Frame {
-	if m.Size() < SplitFrom {
+	m, own := readable(m, f)
+	if own || m.Size() < SplitFrom {
 		data, isBinary := Append(make([]byte, 0, m.Size()+frameOverhead+8*len(m.Buffers)), m, f)
 		return &Frame{Parts: [][]byte{data}, Binary: isBinary}
 	}
@@ -117,11 +124,27 @@ const frameOverhead = 320
 
 // Append appends the payload of the frame that Encode returns.
 func Append(b []byte, m *jupyter.Message, f Framing) (_ []byte, isBinary bool) {
+	m, _ = readable(m, f)
 	out, isBinary, err := appendFrame(b, m, f)
 	if err != nil {
 		return appendLeftOut(b, m, f, err)
 	}
 	return out, isBinary
+}
+
+// readable returns the message without numbers that browsers do not read, and whether it is another one for that.
+func readable(m *jupyter.Message, f Framing) (_ *jupyter.Message, own bool) {
+	if f == Python {
+		return m, false
+	}
+	content, inContent := jupyter.NullNaN(m.Content)
+	metadata, inMetadata := jupyter.NullNaN(m.Metadata)
+	if !inContent && !inMetadata {
+		return m, false
+	}
+	changed := *m
+	changed.Content, changed.Metadata = content, metadata
+	return &changed, true
 }
 
 // appendLeftOut appends the notice that replaces a message.
@@ -140,7 +163,7 @@ func appendLeftOut(b []byte, m *jupyter.Message, f Framing, why error) (_ []byte
 }
 
 func appendFrame(b []byte, m *jupyter.Message, f Framing) (_ []byte, isBinary bool, err error) {
-	if f == V1 {
+	if f.isV1() {
 		return jupyter.AppendV1(b, m), true, nil
 	}
 	out, isBinary, err := jupyter.AppendLegacy(b, m, !f.DropsBuffers())
@@ -152,7 +175,7 @@ func appendFrame(b []byte, m *jupyter.Message, f Framing) (_ []byte, isBinary bo
 }
 
 func split(m *jupyter.Message, f Framing) (parts [][]byte, isBinary bool, err error) {
-	if f == V1 {
+	if f.isV1() {
 		return jupyter.SplitV1(m), true, nil
 	}
 	parts, isBinary, err = jupyter.SplitLegacy(m, !f.DropsBuffers())
@@ -185,7 +208,7 @@ func (e *CloseError) Error() string { return fmt.Sprintf("closed with %d: %s", e
 // *CloseError. The message shares memory with data.
 func Decode(f Framing, binary bool, data []byte) (m jupyter.Message, h jupyter.Header, err error) {
 	switch {
-	case f != V1:
+	case !f.isV1():
 		m, err = jupyter.DecodeLegacy(data, binary)
 	case binary:
 		m, err = jupyter.DecodeV1(data)

@@ -21,6 +21,7 @@ func TestChoose_ByWhatTheClientSays(t *testing.T) {
 		relay              bool
 	}{
 		{"jupyter-ekg", "Tornado/6", "", framing.Subprotocols(), framing.V1, true},
+		{"job", "", "?session_id=a&nan=", []string{jupyter.SubprotocolRelay}, framing.Python, true},
 		{"JupyterLab", "Mozilla", "?session_id=a", []string{jupyter.SubprotocolV1}, framing.V1, false},
 		{"unmodified jupyter server", "Tornado/6", "?session_id=a", nil, framing.JupyterServer, false},
 		{"GatewayKernelClient", "", "", nil, framing.TextOnly, false},
@@ -114,6 +115,8 @@ func TestEncode_Split(t *testing.T) {
 		{Content: []byte(`{"a":"` + text + `"}`)},
 		{Content: []byte(`{"a":"` + text + "\xff\xfe" + `"}`)},
 		{Content: []byte(`{"a":"` + text + `"`)}, // no JSON
+		{Content: []byte(`{"a":[NaN,"` + text + `"]}`)},
+		{Content: []byte(`{"a":NaN}`)},
 		{Content: []byte(`{}`), Buffers: [][]byte{[]byte(text), {}, []byte("b")}},
 		{Content: []byte(`{"a":"` + text + `"}`), Buffers: [][]byte{[]byte("\x00\xff")}},
 		{Content: []byte(`{"a":"` + strings.Repeat(text, 1+framing.ServerLimit/len(text)) + `"}`)},
@@ -138,6 +141,27 @@ func TestEncode_Split(t *testing.T) {
 			if frame.Size() != len(want)-len("before") {
 				t.Errorf("framing %d: size %d, want %d", f, frame.Size(), len(want)-len("before"))
 			}
+		}
+	}
+}
+
+// TestEncode_NaN: browsers get null for numbers that they do not read, in each framing. The message itself keeps them.
+func TestEncode_NaN(t *testing.T) {
+	for _, text := range []string{"NaN", strings.Repeat("text ", framing.SplitFrom/5)} {
+		content := `{"data":{"application/json":[NaN,NaN,NaN,NaN,Infinity,"NaN"]},"text":"` + text + `"}`
+		m := jupyter.Message{Channel: jupyter.IOPub, Header: []byte(`{"msg_id":"i","msg_type":"display_data"}`),
+			Parent: []byte(`{}`), Metadata: []byte(`{"x":-Infinity}`), Content: []byte(content)}
+		for f := range framing.Count {
+			got := string(framing.Encode(&m, f).Bytes())
+			kept := strings.Contains(got, content) && strings.Contains(got, "-Infinity")
+			nulled := strings.Contains(got, `[null,null,null,null,null,"NaN"]},"text":"`+text+`"}`) &&
+				!strings.Contains(got, "Infinity")
+			if kept != (f == framing.Python) || nulled == kept {
+				t.Errorf("framing %d has %.300s", f, got)
+			}
+		}
+		if string(m.Content) != content {
+			t.Errorf("the message has now %.300s", m.Content)
 		}
 	}
 }

@@ -13,6 +13,9 @@ import (
 // Prefix begins every text for users, so that they can tell it from the kernel's output.
 const Prefix = "[ekg] "
 
+// NaNLine is the line of a cell whose numbers browsers do not read. A job's notebook has the numbers, and no such line.
+const NaNLine = "Numbers of this cell's output are shown as null: NaN and infinities are not part of JSON."
+
 // Stream is the content of a stream message.
 type Stream struct {
 	Name string `json:"name"` // "stdout" or "stderr"

@@ -172,6 +172,7 @@ var commands = map[string]func(x *execution, ctx context.Context, rest string) e
 	"complain":   (*execution).complain,
 	"flood":      (*execution).flood,
 	"big":        (*execution).big,
+	"show":       (*execution).show,
 	"buffers":    (*execution).buffers,
 	"set":        (*execution).set,
 	"get":        (*execution).get,
@@ -313,6 +314,12 @@ func (x *execution) big(_ context.Context, rest string) error {
 	body = append(body, before...)
 	body = append(body, bytes.Repeat([]byte("x"), n)...)
 	x.k.publishRaw("display_data", x.r.msg.Header, append(body, after...), nil)
+	return nil
+}
+
+func (x *execution) show(_ context.Context, rest string) error {
+	body := []byte(`{"data":{"application/json":` + rest + `},"metadata":{},"transient":{}}`)
+	x.k.publishRaw("display_data", x.r.msg.Header, body, nil)
 	return nil
 }
 

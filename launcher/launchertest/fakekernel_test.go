@@ -66,6 +66,7 @@ func TestFakeKernel_Cells(t *testing.T) {
 		{"flood 2 of 300k", []string{
 			`display_data {"data":{"text/plain":"0` + strings.Repeat("x", 300_000) + `"},"metadata":{},"transient":{}}`,
 			`display_data {"data":{"text/plain":"1` + strings.Repeat("x", 300_000) + `"},"metadata":{},"transient":{}}`}, "ok "},
+		{"show NaN", []string{`display_data {"data":{"application/json":NaN},"metadata":{},"transient":{}}`}, "ok "},
 	}
 	for _, transport := range []string{"tcp", "ipc"} {
 		t.Run(transport, func(t *testing.T) {

@@ -14,6 +14,7 @@
 //	complain TEXT         TEXT on the process's own stderr
 //	flood N [of B]        N display_data, numbered from 0; each text has B bytes more
 //	big N                 one display_data of N bytes
+//	show JSON             one display_data whose application/json is JSON, or as Python's json writes it
 //	buffers N             one comm_msg with a binary buffer of N bytes
 //	result TEXT           an execute_result
 //	set NAME VALUE        keeps a variable

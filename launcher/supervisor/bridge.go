@@ -253,6 +253,7 @@ func (b *bridge) request(c jupyter.Channel, msgType string, content any) error {
 // deliver appends a verified message of the kernel to the log and updates the state from it. The bridge's goroutines
 // call it. It never waits for a peer while it holds s.mu.
 func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
+	hasNaN := m.Channel == jupyter.IOPub && jupyter.HasNaN(m.Content) // without s.mu: it may be large
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kernel.bridge != b {
@@ -276,6 +277,19 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 		return
 	}
 	s.deliverOutputLocked(b, &m, msgType, parent)
+	if hasNaN {
+		s.noteNaNLocked(parent)
+	}
+}
+
+// noteNaNLocked says in a cell, once, that browsers get null in the place of some numbers.
+func (s *Supervisor) noteNaNLocked(parent jupyter.Header) {
+	r := s.clients.requests.AwaitingIdle(parent)
+	if r == nil || !r.Executes() || r.NaN {
+		return
+	}
+	r.NaN = true
+	s.log.Append(allSessions, s.notices.Line(r.Header, notice.NaNLine), false)
 }
 
 // deliverOversized delivers a notice in place of a message that was discarded for its size. The cell then shows why its

@@ -200,6 +200,7 @@ type dialOption struct {
 	v1      bool
 	relay   bool   // jupyter.SubprotocolRelay
 	cursor  string // to resume behind; only for relays
+	nan     bool   // jupyter.RelayNaN
 	header  http.Header
 	conn    func(net.Conn) net.Conn
 	deflate bool // offer compression
@@ -239,6 +240,9 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 	u := "ws" + strings.TrimPrefix(r.url("/channels"), "http")
 	if o.session != "" {
 		u += "?session_id=" + o.session + "&cursor=" + o.cursor
+	}
+	if o.nan {
+		u += "&" + jupyter.RelayNaN
 	}
 	ws, resp, err := d.Dial(u, header)
 	if err != nil {

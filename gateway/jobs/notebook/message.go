@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 )
 
 // errorBytes is how much errors may take beyond the limit of outputs, since they say why a run failed.
@@ -40,6 +41,8 @@ type content struct {
 	ExecutionState string   `json:"execution_state"` // of status
 }
 
+const nanLine = notice.Prefix + notice.NaNLine + "\n"
+
 // apply changes the cell as a front end shows the message. It reports whether it changed anything.
 func (r *run) apply(ctx context.Context, at int, msgType string, m *jupyter.Message) (changed bool, err error) {
 	switch msgType {
@@ -63,6 +66,9 @@ func (r *run) apply(ctx context.Context, at int, msgType string, m *jupyter.Mess
 		return r.update(ctx, &c)
 	case "comm_open", "comm_msg":
 		return true, r.noteWidget(ctx, &c, m.Buffers)
+	}
+	if msgType == "stream" && c.Text == nanLine {
+		return false, nil // it is for browsers
 	}
 	if w := r.taker(at); w != nil && msgType != "execute_input" {
 		return true, r.take(ctx, w, msgType, &c)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 )
 
 // TestRun_NaN: numbers that only Python's json has are kept in saved outputs, displays, widgets and parameters.
@@ -19,10 +21,14 @@ func TestRun_NaN(t *testing.T) {
 		k.raw("comm_open", `{"comm_id":"w","data":{"state":{"_model_name":"M","value":NaN}}}`)
 		k.raw("display_data", `{"data":{"application/json":{"shown":[NaN,Infinity,-Infinity,"NaN"]},"text/plain":"NaN"},`+
 			`"metadata":{}}`)
+		k.raw("stream", `{"name":"stderr","text":"[ekg] `+notice.NaNLine+`\n"}`)
 		k.end("", "")
 	}}}
 	res, last := do(t, s, d, nil)
 	got := strings.Join(strings.Fields(string(last.document)), "")
+	if strings.Contains(got, "[ekg]") {
+		t.Errorf("the line for browsers is in %s", got)
+	}
 	for _, want := range []string{`"x":-Infinity`, `{"saved":NaN}`, `"value":NaN`, `[NaN,Infinity,-Infinity,"NaN"]`,
 		`"text/plain":["NaN"]`} {
 		if !strings.Contains(got, want) {

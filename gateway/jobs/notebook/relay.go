@@ -150,7 +150,7 @@ func (r *Relay) connect() error {
 }
 
 func (r *Relay) dial() (*websocket.Conn, error) {
-	query := url.Values{"session_id": {r.o.Session}}
+	query := url.Values{"session_id": {r.o.Session}, jupyter.RelayNaN: {"true"}}
 	if r.o.Cursor != "" {
 		query.Set("cursor", r.o.Cursor)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
@@ -131,6 +132,7 @@ func (o *lineWriter) member(name string, raw []byte) {
 	if !utf8.Valid(raw) {
 		raw = bytes.ToValidUTF8(raw, []byte("\uFFFD"))
 	}
+	raw, _ = jupyter.NullNaN(raw)
 	switch {
 	case !json.Valid(raw):
 		raw = []byte("null")

@@ -26,6 +26,7 @@ type Request struct {
 	Idled         bool
 	RepliedAt     time.Time   // when the reply came, while the idle is missing
 	LossAnnounced bool        // its client knows that output was lost
+	NaN           bool        // its client knows that there is null in the place of some numbers
 	Doubtful      bool        // the kernel had it when the connection broke
 	After         uint64      // number of the newest connection when it came; see prompts
 	Sent          atomic.Bool // it has left its gate

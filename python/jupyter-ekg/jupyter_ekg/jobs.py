@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from . import gateway
 _STATES = ("queued", "starting", "running")  # of jobs that have not ended
 _ENDED_CELLS = ("completed", "failed")  # papermill's status of a cell that has run
 _NO_JOBS = (404, 405)  # statuses of a gateway that runs no jobs
+_NAN = "[ekg] Numbers of this cell's output are shown as null: NaN and infinities are not part of JSON.\n"
 _ASK = 10.0  # seconds for which a server that ends waits for the gateway
 
 
@@ -42,13 +44,30 @@ async def outputs(job_id: str) -> dict[str, Any]:
             "code": cell.get("source"),
             "count": cell.get("execution_count"),
             "count_before": before.get(cell["id"]),
-            "outputs": cell.get("outputs") or [],
+            "outputs": readable(cell.get("outputs") or []),
             "trusted": trusted,
         }
         for cell in _cells(notebook)[begin:]
         if cell.get("cell_type") == "code" and isinstance(cell.get("id"), str) and _has_ended(cell)
     }
     return {"cells": cells}
+
+
+def readable(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a cell's outputs with null in the place of NaN and infinities, which browsers do not read. A line says so."""
+    plain = without_nan(outputs)
+    if plain is not outputs:
+        plain.append({"output_type": "stream", "name": "stderr", "text": _NAN})
+    return plain
+
+
+def without_nan(value: Any) -> Any:
+    """Returns the value itself, or a copy with null in the place of NaN and infinities if there are any."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return value
 
 
 async def _is_trusted(job: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from jupyter_server.serverapp import ServerApp
 from jupyter_server.utils import ensure_async
 from tornado.web import HTTPError
 
-from . import gateway
+from . import gateway, jobs
 
 JOBS = "/api/jobs"
 DEFINITIONS = "/api/jobs/definitions"
@@ -87,6 +87,10 @@ async def write(job: dict[str, Any], again: bool = False) -> str:
     path = await place(job)
     if again or not await _is_notebook(contents, path):
         notebook = await gateway.send("GET", job_route(job["id"]) + "/notebook")
+        for cell in notebook.get("cells", ()):  # JupyterLab opens no notebook with NaN
+            if cell.get("outputs"):
+                cell["outputs"] = jobs.readable(cell["outputs"])
+        notebook = jobs.without_nan(notebook)
         await ensure_async(contents.save({"type": "notebook", "format": "json", "content": notebook}, path))
     return path
 

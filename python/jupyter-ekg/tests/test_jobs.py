@@ -132,6 +132,26 @@ def test_outputs_of_the_cells_that_have_run(server):
     run(main())
 
 
+def test_outputs_with_nan_are_readable(server):
+    """Browsers read no NaN. The page gets null, and one line in the cell."""
+    shown = {"output_type": "display_data", "metadata": {}, "data": {"application/json": [float("nan"), 1]}}
+    cells = [cell("shows", "completed", outputs=[shown, shown]), cell("none", "completed", outputs=[])]
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            supervisor.jobs = [{"id": JOB, "state": "running", "kernel_id": KERNEL}]
+            supervisor.notebooks = {"": {"cells": cells}, "1": {"cells": []}}
+            async with browser.get(f"{server.url}/jupyter-ekg/jobs/{JOB}/outputs") as response:
+                text = await response.text()
+            answer = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+            [first, second, line] = answer["cells"]["shows"]["outputs"]
+            assert first["data"]["application/json"] == second["data"]["application/json"] == [None, 1]
+            assert line["text"].startswith("[ekg] ") and line["name"] == "stderr"
+            assert answer["cells"]["none"]["outputs"] == []
+
+    run(main())
+
+
 def test_the_kernel_of_a_job_becomes_one_of_this_server(server):
     """A notebook can be connected to it then. A kernel that is gone is 404."""
 

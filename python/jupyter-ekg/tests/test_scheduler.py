@@ -187,6 +187,25 @@ def test_the_result_is_beside_the_notebook(run):
     run(test)
 
 
+def test_a_result_with_nan_can_be_opened(run, monkeypatch):
+    """JupyterLab opens no file with NaN. The file has null, and a line in the cell."""
+    shown = {"output_type": "display_data", "metadata": {}, "data": {"application/json": [float("inf"), 1]}}
+    cell = {"cell_type": "code", "id": "a", "source": "", "metadata": {"x": float("nan")}, "outputs": [shown],
+            "execution_count": 1}  # fmt: skip
+    monkeypatch.setitem(NOTEBOOK, "cells", [cell])
+
+    async def test(gateway, s):
+        gateway.job |= {"state": "succeeded", "reason": ""}
+        await scheduler.EkgJobFilesManager(scheduler=s).copy_from_staging(JOB["id"])
+        text = (run.folder / "folder/in-2026-11-25-01-02-03-0a7e3f52.ipynb").read_text()
+        [cell] = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["cells"]
+        assert cell["metadata"]["x"] is None
+        assert cell["outputs"][0]["data"]["application/json"] == [None, 1]
+        assert cell["outputs"][1]["text"][0].startswith("[ekg] ")
+
+    run(test)
+
+
 def test_jobs_are_listed_stopped_and_deleted(run):
     async def test(gateway, s):
         answer = await s.list_jobs(ListJobsQuery(status=Status.QUEUED, name="tr", max_items=5))
