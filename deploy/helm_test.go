@@ -282,7 +282,7 @@ deployment:
   affinity: {nodeAffinity: {}}
   extraEnv: {A: 1, B: "x y"}
 settings: {cull-idle-timeout: 2h, max-kernels: 50, allow-origin: ["https://a.example.com"], base-url: /ekg}
-users: {file: {users: [{name: ann, tokens: []}]}, tokenReview: true}
+users: {file: {users: [{name: ann, tokens: []}]}, tokenReview: true, hubTokenSecret: hub}
 masterKey: {existingSecret: mine}
 service: {type: NodePort, nodePort: 30123, externalIPs: {k8sMasterPublicIP: 10.0.0.1}, annotations: {a: b}}
 ingress: {enabled: true, ingressClassName: nginx, hostName: ekg.example.com, path: /ekg, annotations: {a: b},
@@ -357,6 +357,11 @@ func TestHelm_Values(t *testing.T) {
 		if got := variable(pod, name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
+	}
+	if !slices.ContainsFunc(pod.Spec.Containers[0].Env, func(v corev1.EnvVar) bool {
+		return v.Name == "EKG_HUB_TOKEN" && v.ValueFrom != nil && v.ValueFrom.SecretKeyRef.Name == "hub"
+	}) {
+		t.Errorf("the variables are %+v", pod.Spec.Containers[0].Env)
 	}
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == "shared"

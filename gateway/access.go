@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -21,6 +22,8 @@ type Users interface {
 	Recall(token string, was identity.User) (user identity.User, known bool, err error)
 	// Refresh reads changed settings again. Watch calls it every few seconds.
 	Refresh()
+	// Jobs ask it for their owners.
+	jobs.Users
 }
 
 // The accesses of the table of routes.

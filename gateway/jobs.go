@@ -39,6 +39,9 @@ func (g *Gateway) newJobs() (*jobs.Manager, error) {
 	}
 	m := jobs.New(keeper, jobs.KernelsOf(g.kernels, g.dialJob), g.opts.Jobs, g.opts.Log)
 	m.Observe(g.metrics)
+	if g.opts.Users != nil {
+		m.Ask(g.opts.Users)
+	}
 	return m, nil
 }
 

@@ -162,6 +162,12 @@ func (u *fakeUsers) Recall(string, identity.User) (identity.User, bool, error) {
 	return identity.User{}, false, nil
 }
 
+func (u *fakeUsers) Standing(context.Context, string) (identity.Standing, error) {
+	return identity.Known, nil
+}
+
+func (u *fakeUsers) Seen() []string { return nil }
+
 func (u *fakeUsers) Refresh() { u.looks.Add(1) }
 
 // A token that its source revokes ends its connections. A source that is down or slow ends none.

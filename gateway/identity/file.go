@@ -52,10 +52,11 @@ type File struct {
 	path string
 
 	mu     sync.Mutex
-	read   []byte       // guarded by mu; the last content, valid or not
-	broken bool         // guarded by mu; the last content is missing or invalid
-	users  map[key]User // guarded by mu; by token, of the last valid version; replaced, never changed
-	count  int          // guarded by mu; number of users
+	read   []byte          // guarded by mu; the last content, valid or not
+	broken bool            // guarded by mu; the last content is missing or invalid
+	users  map[key]User    // guarded by mu; by token, of the last valid version; replaced, never changed
+	named  map[string]bool // guarded by mu; names of users with a token; replaced, never changed
+	count  int             // guarded by mu; number of users
 
 	userLimits  map[string]Limits    // guarded by mu; by name; replaced, never changed
 	groupLimits map[string]Limits    // guarded by mu; by name; replaced, never changed
@@ -143,7 +144,19 @@ func (f *File) Reload() (changed bool, err error) {
 	}
 	f.users, f.count, f.userLimits, f.groupLimits, f.groupCull = p.users, len(p.names), p.userLimits, p.groupLimits,
 		p.groupCull
+	f.named = map[string]bool{}
+	for _, u := range p.users {
+		f.named[u.Name] = true
+	}
 	return true, nil
+}
+
+// has reports whether a user has a token in the file. An entry without one is for the limits of a user of another
+// source.
+func (f *File) has(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.named[name]
 }
 
 // readBounded reads a file of at most maxFile bytes.

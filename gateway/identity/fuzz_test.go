@@ -74,7 +74,7 @@ func FuzzToken(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	hub, err := NewJupyterHub("http://hub.example/hub/api", "ekg")
+	hub, err := NewJupyterHub("http://hub.example/hub/api", "ekg", "")
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 // Package identity finds the user of a token: in a users file, or by asking an OpenID Connect issuer, Kubernetes or
 // JupyterHub. Package gateway asks a Verifier for the token of each request. Rights to kernels are decided there, not
-// here. Begin with Verifier.Identify; each Source is in a file of its own.
+// here. Begin with Verifier.Identify; each Source is in a file of its own. Verifier.Standing says whether a name is
+// still that of a user, for what goes on without requests of that user.
 //
 // One source at most verifies a token: the users file if it has the token, else the first source that accepts tokens of
 // its kind. So no other source sees the token, and a source that is down affects only its own users. Names are shared
@@ -82,6 +83,9 @@ type Source interface {
 	// Verify returns the token's user and when the token expires, the zero time if that is unknown. The error wraps
 	// ErrUnknown, with a reason for the operator; any other error means that the source cannot verify tokens now.
 	Verify(ctx context.Context, token string) (User, time.Time, error)
+	// Has reports whether the source has a user of a name, with which it would verify a token. The error wraps ErrUnlisted
+	// if the source never knows that; any other error means that the source cannot say so now.
+	Has(ctx context.Context, name string) (bool, error)
 }
 
 // Options configures a Verifier.
@@ -109,7 +113,9 @@ type Verifier struct {
 	waiting Ration                     // of log lines about tokens that wait too long
 
 	mu        sync.Mutex
-	byAddress map[string]int // guarded by mu; verifications of tokens that are not known
+	byAddress map[string]int  // guarded by mu; verifications of tokens that are not known
+	away      []away          // guarded by mu; by source
+	seen      map[string]bool // guarded by mu; see Seen
 }
 
 // limitedSource is a source whose verifications are limited. Tokens that were a user's before have their own limit, so
@@ -151,7 +157,8 @@ func New(o Options) (*Verifier, error) {
 	if o.Keep == 0 {
 		o.Keep = DefaultKeep
 	}
-	v := &Verifier{opts: o, log: o.Log.With(logkey.Component, "identity"), byAddress: map[string]int{}}
+	v := &Verifier{opts: o, log: o.Log.With(logkey.Component, "identity"), byAddress: map[string]int{},
+		away: make([]away, len(o.Sources)), seen: map[string]bool{}}
 	for _, s := range o.Sources {
 		v.sources = append(v.sources, limitedSource{s, make(chan struct{}, atOnce), make(chan struct{}, atOnce)})
 	}
@@ -270,6 +277,7 @@ func (v *Verifier) verify(
 		until = ends
 	}
 	v.known.Add(k, verdict{user, until})
+	v.saw(user.Name)
 	return user, nil
 }
 

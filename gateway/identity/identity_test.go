@@ -30,6 +30,7 @@ type fakeSource struct {
 	ends   time.Time
 	err    error // instead of any answer
 	tokens []string
+	has    func(name string) (bool, error) // nil: the source knows users by their tokens only
 }
 
 func (f *fakeSource) String() string          { return "fake" }
@@ -53,6 +54,13 @@ func (f *fakeSource) Verify(ctx context.Context, token string) (User, time.Time,
 		return User{}, time.Time{}, fmt.Errorf("%w: no such", ErrUnknown)
 	}
 	return u, ends, nil
+}
+
+func (f *fakeSource) Has(_ context.Context, name string) (bool, error) {
+	if f.has == nil {
+		return false, ErrUnlisted
+	}
+	return f.has(name)
 }
 
 func (f *fakeSource) set(token string, u User, err error) {

@@ -37,7 +37,7 @@ func TestJupyterHub(t *testing.T) {
 		_, _ = fmt.Fprint(w, answers[token])
 	}))
 	defer hub.Close()
-	source, err := NewJupyterHub(hub.URL+"/hub/api/", "ekg")
+	source, err := NewJupyterHub(hub.URL+"/hub/api/", "ekg", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,11 +63,11 @@ func TestJupyterHub(t *testing.T) {
 	if _, err := v.Identify(t.Context(), "later"); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("without a hub: %v", err)
 	}
-	for _, bad := range [][2]string{
+	for _, bad := range [][3]string{
 		{"hub:8081", "ekg"}, {"", "ekg"}, {"http://u:p@hub", "ekg"}, {"http://hub/api?x=1", "ekg"},
-		{"http://hub/hub/api", ""},
+		{"http://hub/hub/api", ""}, {"http://hub/hub/api", "ekg", "a b"},
 	} {
-		if _, err := NewJupyterHub(bad[0], bad[1]); err == nil {
+		if _, err := NewJupyterHub(bad[0], bad[1], bad[2]); err == nil {
 			t.Errorf("%v: no error", bad)
 		}
 	}

@@ -116,6 +116,9 @@ func (o *OIDC) Verify(ctx context.Context, token string) (User, time.Time, error
 	return user, until, err
 }
 
+// Has returns ErrUnlisted: an issuer is asked for no names.
+func (o *OIDC) Has(context.Context, string) (bool, error) { return false, ErrUnlisted }
+
 // read returns the user of a token's claims.
 func (o *OIDC) read(claims map[string]json.RawMessage) (User, error) {
 	var u User

@@ -134,6 +134,9 @@ func (s *scheduled) fire(ctx context.Context, id string, due time.Time) error {
 	if !d.Active || !due.After(d.Since) {
 		return nil
 	}
+	if s.pausedForOwner(ctx, &d) {
+		return nil
+	}
 	name := []byte(id + due.Format(time.RFC3339))
 	job, made, err := m.create(ctx, sub, Job{ID: uuid.NewSHA1(dueSpace, name).String(), Template: sub.Template,
 		Definition: id, Due: due})
@@ -154,6 +157,19 @@ func (s *scheduled) fire(ctx context.Context, id string, due time.Time) error {
 		m.observer.JobDue(false)
 	}
 	return err
+}
+
+// pausedForOwner pauses a definition whose owner is gone. If that is not known now, the job is made: its start asks
+// again, and waits for the answer.
+func (s *scheduled) pausedForOwner(ctx context.Context, d *definition) bool {
+	asking, cancel := context.WithTimeout(ctx, firingTime)
+	defer cancel()
+	reason, err := s.m.gone(asking, d.Author)
+	if err != nil || reason == "" {
+		return false
+	}
+	s.m.pause(ctx, d.ID, func(*definition) string { return reason })
+	return true
 }
 
 // fired notes in a definition that its job for a time was made, or why none was. noted is false if that was noted

@@ -236,8 +236,12 @@ func (h *hold) steps() error {
 		case e.Stopping && (e.Kernel == "" || e.State == Queued):
 			return h.last("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
 		case e.State == Queued && e.inKernel():
+			if ok, err := h.allowed(&e); !ok || err != nil {
+				return err
+			}
 			now := time.Now().UTC()
-			if err := h.must("start", func(e *entry) { e.State, e.Attempt, e.Started = Running, 1, now }); err != nil {
+			err := h.must("start", func(e *entry) { e.State, e.Reason, e.Attempt, e.Started = Running, "", 1, now })
+			if err != nil {
 				return err
 			}
 			h.m.observer.JobBegan(e.Flavor, now.Sub(e.Created))
@@ -245,6 +249,9 @@ func (h *hold) steps() error {
 			return nil // the next attempt has a hold of its own: the stopping of this one has ended
 		case e.State == Queued:
 			if behind, err := h.behind(&e); behind || err != nil {
+				return err
+			}
+			if ok, err := h.allowed(&e); !ok || err != nil {
 				return err
 			}
 			// The kernel's id is stored before the kernel is started.

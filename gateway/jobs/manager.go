@@ -31,6 +31,8 @@ const (
 	DefaultKeep    = 1000
 
 	DefaultDefinitions = 100
+
+	DefaultOwnerAbsence = 30 * 24 * time.Hour
 )
 
 // Policy says how jobs are kept, and bounds those of each user.
@@ -42,6 +44,10 @@ type Policy struct {
 	KeepFor     time.Duration // after their end; 0: without a limit
 	Keep        int           // how many that have ended; 0: any number
 	Definitions int           // 0: any number
+
+	// OwnerAbsence is how long an owner's jobs start after the owner's last verified token, where only tokens tell who is
+	// a user; 0: without a limit.
+	OwnerAbsence time.Duration
 }
 
 // Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
@@ -117,6 +123,7 @@ type Manager struct {
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
 	observer Observer
+	users    Users // nil: the gateway has none
 
 	wake    chan struct{} // capacity 1: Run looks at all jobs now
 	defined chan struct{} // capacity 1: Run looks at all definitions now
@@ -124,6 +131,8 @@ type Manager struct {
 	// Owned by Run.
 	orphans map[string]map[string]bool // what no job or definition named at the last sweep, by kind
 	trimmed time.Time                  // when jobs that are too many were removed last
+	noted   time.Time                  // when it was noted last who was seen
+	unnoted map[string]bool            // who was seen, and it was not noted yet
 
 	view view
 
@@ -153,7 +162,8 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		wake:     make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
 		orphans: map[string]map[string]bool{}, ends: map[string]bool{},
-		index: newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
+		unnoted: map[string]bool{},
+		index:   newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
 	}
 }
 
@@ -400,9 +410,15 @@ func (m *Manager) Run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			m.log.Warn("jobs that are too many cannot be removed; this is tried again later", logkey.Err, err)
 		}
+		err = goroutines.Contain(func() error { return m.noteOwners(ctx) })
+		if err != nil && ctx.Err() == nil {
+			m.log.Warn("it cannot be stored which users were seen; this is tried again", logkey.Err, err)
+		}
 		if time.Since(swept) > m.timing.sweep {
 			swept = time.Now()
-			err := goroutines.Contain(func() error { return errors.Join(m.sweep(ctx), m.sweepDefinitions(ctx)) })
+			err := goroutines.Contain(func() error {
+				return errors.Join(m.sweep(ctx), m.sweepDefinitions(ctx), m.sweepOwners(ctx))
+			})
 			if err != nil && ctx.Err() == nil {
 				m.log.Warn("old jobs cannot be removed", logkey.Err, err)
 			}

@@ -119,6 +119,13 @@ var gatewaySettings = []Group{
 			Usage: "name of this service in the hub's configuration",
 		},
 		{
+			Name: "hub-token", Env: []string{"EKG_HUB_TOKEN", "JUPYTERHUB_API_TOKEN"}, secret: true,
+			value: text(func(s *Settings) *string { return &s.HubToken }),
+			Usage: "token of this service at the hub, with the scope read:users:name. With it, the gateway asks the hub " +
+				"whether the owner of a job is still a user. Other users of this machine can read it on the command line: " +
+				"prefer the environment",
+		},
+		{
 			Name: "admin-user", Env: []string{"EKG_ADMIN_USER"},
 			value: list(func(s *Settings) *[]string { return &s.Identity.AdminUsers }, checkUser),
 			Usage: "user who may see and do everything, besides the admins of --users-file; repeatable",
@@ -227,6 +234,12 @@ var gatewaySettings = []Group{
 			Name: "jobs-keep-for", Env: []string{"EKG_JOBS_KEEP_FOR"}, def: jobs.DefaultKeepFor.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.Gateway.Jobs.KeepFor }),
 			Usage: "how long a job is kept after its end; 0: it is never removed",
+		},
+		{
+			Name: "jobs-owner-absence", Env: []string{"EKG_JOBS_OWNER_ABSENCE"}, def: jobs.DefaultOwnerAbsence.String(),
+			value: limit(func(s *Settings) *time.Duration { return &s.Gateway.Jobs.OwnerAbsence }),
+			Usage: "how long jobs of a user start after the user's last verified token, where only tokens tell who is a user: " +
+				"with an issuer or a cluster; 0: without a limit. See docs/users.md",
 		},
 		{
 			Name: "jobs-dir", Env: []string{"EKG_JOBS_DIR"}, field: "Jobs",

@@ -93,13 +93,16 @@ func FuzzSettings(f *testing.F) {
 		if err != nil || s.Config != "" {
 			return
 		}
-		// The output lacks the secret, so another source must provide it.
+		// The output lacks the secrets, so another source must provide them.
 		if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		again := map[string][]string{"config": {file}}
 		if s.Gateway.Token != "" {
 			again["token"] = []string{s.Gateway.Token}
+		}
+		if s.HubToken != "" {
+			again["hub-token"] = []string{s.HubToken}
 		}
 		s2, err := Load(from(again, map[string]string{"HOME": dir}))
 		if err != nil {

@@ -26,7 +26,7 @@ func Print(w io.Writer, s *Settings) error {
 		switch {
 		case o.secret && texts[0] != "":
 			line += `"********"`
-		case o.secret:
+		case o.Name == "token":
 			line = "# " + o.Name + ": " + kernelspecs.Printable(s.absentToken())
 		default:
 			var err error

@@ -43,6 +43,7 @@ type Settings struct {
 	TokenAudiences []string
 	HubAPI         string
 	HubService     string
+	HubToken       string
 	Identity       identity.Options
 	NoAuth         bool
 	NoAuthRemote   bool // NoAuth also on an address that other machines reach

@@ -109,7 +109,7 @@ func (s *Settings) NewHub() (*identity.JupyterHub, error) {
 	if s.HubService == "" {
 		return nil, errors.New("--hub-service is missing: the hub grants access to a service by its name")
 	}
-	return identity.NewJupyterHub(s.HubAPI, s.HubService)
+	return identity.NewJupyterHub(s.HubAPI, s.HubService, s.HubToken)
 }
 
 func checkUser(t string) error {

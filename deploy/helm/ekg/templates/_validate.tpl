@@ -7,7 +7,7 @@
   "kernelspec-dir" "kernelspecs"
   "metrics-listen" "metrics.enabled" "token" "authToken" "token-file" "token.existingSecret" "users-file" "users.file"
   "flavors" "flavors.list"
-  "auth-token-review" "users.tokenReview" "tls-cert" "tls.existingSecret" "tls-key" "tls.existingSecret" -}}
+  "auth-token-review" "users.tokenReview" "hub-token" "users.hubTokenSecret" "tls-cert" "tls.existingSecret" "tls-key" "tls.existingSecret" -}}
 {{- range $name, $_ := .Values.settings -}}
 {{- if hasKey $own $name -}}
 {{- $errors = append $errors (printf "settings.%s: the chart sets it. Use %s." $name (get $own $name)) -}}
