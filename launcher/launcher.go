@@ -223,7 +223,7 @@ type Kernel struct {
 	LastActivity time.Time  // UTC
 	CullAt       time.Time  // UTC; when it is culled unless something happens; zero: never
 	KeepUntil    time.Time  // UTC; until when its owner keeps it; zero: not set
-	Connections  int        // websockets on which a client has sent a message
+	Connections  int        // websockets; see session.Table.Counted in launcher/supervisor
 	Stale        bool       // there is no status stream: State, LastActivity and Connections are the last known
 	LogBytes     int64      // bytes held by the kernel's message log
 	LastDeath    api.Death  // zero: it has not died, as far as its supervisor knows

@@ -79,7 +79,7 @@ var (
 	metricStale = scraped(Metric{"ekg_kernels_stale", "gauge", nil, true,
 		"Kernels whose supervisor cannot be reached; the last known state is shown."})
 	metricClients = scraped(Metric{"ekg_kernel_clients", "gauge", nil, true,
-		"Websockets, through any gateway, on which a client has sent a message."})
+		"Websockets, through any gateway, but for those that leave pings unanswered and never sent a message."})
 	metricLogBytes = scraped(Metric{"ekg_kernel_log_bytes", "gauge", nil, true,
 		"Bytes that the logs of all kernels hold, in memory and on disk."})
 	metricLogEvicted = scraped(Metric{"ekg_kernel_log_evicted_messages_total", "counter", nil, true,

@@ -175,6 +175,13 @@ func (c *clientConn) Acknowledge(p messagelog.Position, messages int) {
 	c.attachment.Acknowledge(p, messages)
 }
 
+// Unanswered implements connection.Handler.
+func (c *clientConn) Unanswered() {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.clients.sessions.Unanswered(c.attachment)
+}
+
 // LossNotice implements connection.Handler.
 func (c *clientConn) LossNotice(lost messagelog.Loss) jupyter.Message {
 	c.s.mu.Lock()

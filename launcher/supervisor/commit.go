@@ -101,7 +101,7 @@ func (s *Supervisor) factsLocked() facts {
 			waiting:     s.kernel.waiting.Text,
 			node:        s.kernel.node,
 			silent:      s.kernel.pulse.missed,
-			connections: s.clients.sessions.Active(),
+			connections: s.clients.sessions.Counted(),
 			keepUntil:   s.use.KeepUntil,
 			process:     s.kernel.process,
 			logFull:     api.LogNearlyFull(size, limit),

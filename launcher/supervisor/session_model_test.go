@@ -121,9 +121,9 @@ func TestSession_Model(t *testing.T) {
 						t.Fatalf("session %s resumes behind %d, want %d", sess.id, got, sess.resume)
 					}
 				}
-				if n, want := s.Model().Connections,
+				if n, want := s.clients.sessions.Active(),
 					len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.active })); n != want {
-					t.Fatalf("%d connections are shown, want %d", n, want)
+					t.Fatalf("%d connections are active, want %d", n, want)
 				}
 			},
 			"connect": func(t *rapid.T) {

@@ -38,7 +38,7 @@ func (s *Supervisor) Model() api.Model {
 		Name:           s.cfg.SpecName,
 		LastActivity:   s.use.LastActivity().UTC().Format(api.TimeFormat),
 		ExecutionState: s.use.State(),
-		Connections:    s.clients.sessions.Active(),
+		Connections:    s.clients.sessions.Counted(),
 		Reason:         s.kernel.shownReason(s.use.State()),
 	}
 	m.LastDeath = s.kernel.death.Death
@@ -68,7 +68,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		LastActivity: s.use.LastActivity().UTC(),
 		Computes:     s.use.Computes,
 		NodeNotice:   s.kernel.node,
-		Connections:  s.clients.sessions.Active(),
+		Connections:  s.clients.sessions.Counted(),
 		CullAt:       s.use.Plan(s.clients.sessions.Active() > 0).At.UTC(),
 		KeepUntil:    s.use.Kept(),
 		LogBytes:     size,

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -100,10 +101,39 @@ func TestSupervisor_Twins(t *testing.T) {
 	if n != 3000 {
 		t.Errorf("%d of 3000 displays arrived", n)
 	}
-	if m := r.model(); m.Connections != 1 {
-		t.Errorf("%d connections are counted, want only the active one", m.Connections)
-	}
 	_ = unread.ws.Close()
+}
+
+// TestSupervisor_Connections: a websocket counts at once, until it has left two pings unanswered. Then it counts again
+// when its client has answered two, or has sent a message. Only such a client keeps a kernel.
+func TestSupervisor_Connections(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.Cull = api.Cull{IdleTimeout: time.Hour, Unattended: true} }).ready()
+	counts := func(what string, n int, keeps bool) {
+		t.Helper()
+		r.until(what, func(st api.Status) bool { return st.Connections == n })
+		if m := r.model(); m.Connections != n || (m.CullAt == "") != keeps {
+			t.Errorf("%s: %d connections, and the kernel will be culled at %q", what, m.Connections, m.CullAt)
+		}
+	}
+	unread := r.dial(dialOption{session: "lab"})
+	if m := r.model(); m.Connections != 1 || m.CullAt == "" {
+		t.Errorf("%d connections as it begins, and the kernel will be culled at %q", m.Connections, m.CullAt)
+	}
+	sends := r.dial(dialOption{session: "sends"})
+	sends.result(sends.execute("print 3\nsleep 1100ms")) // the last ping comes a second after the others
+	counts("one has left two pings unanswered, and the other has sent a message", 1, true)
+	_ = sends.ws.Close()
+	counts("the other has left", 0, false)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		for err := error(nil); err == nil; _, _, err = unread.ws.ReadMessage() { // which answers pings
+		}
+	}()
+	counts("it has answered two pings", 1, true)
+	_ = unread.ws.Close()
+	<-closed
+	counts("it has left", 0, false)
 }
 
 func TestSupervisor_StdinGoesToTheAsker(t *testing.T) {

@@ -25,7 +25,7 @@ type Status struct {
 	KeepUntil    time.Time `json:"keep_until,omitzero"`  // UTC; until when its owner keeps it; zero: not kept
 	Computes     bool      `json:"computes,omitempty"`   // processors or GPUs are in use, as far as measured
 	NodeNotice   string    `json:"leaving,omitempty"`    // why the kernel's node will go away soon; "": it stays
-	Connections  int       `json:"connections"`          // websockets that have sent a message
+	Connections  int       `json:"connections"`          // websockets; see session.Table.Counted
 	LogBytes     int64     `json:"log_bytes"`            // bytes in the log
 	LogLimit     int64     `json:"log_limit"`            // its bound
 	GPU          []GPU     `json:"gpu,omitempty"`        // the devices that the kernel holds, if they are sampled

@@ -50,6 +50,8 @@ type Handler interface {
 	// Acknowledge notes that the client has everything up to p, which was messages messages on this connection. Both
 	// never decrease.
 	Acknowledge(p messagelog.Position, messages int)
+	// Unanswered notes that the client has left two pings unanswered. It may be called again.
+	Unanswered()
 	// LossNotice counts messages of output that the client has missed, and returns the message that tells the client.
 	LossNotice(lost messagelog.Loss) jupyter.Message
 	// EndReason returns why the kernel has ended. It is called after Options.Over was closed.

@@ -46,6 +46,8 @@ func (r *recorder) Acknowledge(p messagelog.Position, messages int) {
 	r.acked <- p
 }
 
+func (r *recorder) Unanswered() {}
+
 func (r *recorder) LossNotice(lost messagelog.Loss) jupyter.Message {
 	return notice.Line("s", []byte(`{"msg_id":"cell"}`), strings.Repeat("lost ", int(lost.Total())))
 }

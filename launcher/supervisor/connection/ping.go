@@ -127,8 +127,12 @@ func (c *Conn) writePings() error {
 	if len(c.pings) >= maxPings { // the peer does not answer; its next pong proves the rest
 		c.pings = append(c.pings[:0], c.pings[maxPings/2:]...)
 	}
+	unanswered := len(c.pings) > 0 && since >= ackLatest // pings behind much output follow each other at once
 	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent, messages: c.messages})
 	c.mu.Unlock()
+	if unanswered {
+		c.o.Handler.Unanswered()
+	}
 	c.lastPing, c.sincePing, c.pingNow = now, 0, false
 	return c.flow.WriteFrame(flow.Ping, binary.BigEndian.AppendUint64(nil, n))
 }

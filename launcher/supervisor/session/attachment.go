@@ -28,6 +28,7 @@ type Attachment struct {
 	Cursor  messagelog.Position // from which the connection reads
 
 	active   bool // a client uses it
+	counts   bool // see Table.Counted
 	reads    bool // a client reads from it
 	answered int  // pings answered on this connection
 	acked    messagelog.Position

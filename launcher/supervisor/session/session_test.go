@@ -226,6 +226,34 @@ func TestTable_Active(t *testing.T) {
 	}
 }
 
+// TestTable_Counted: a connection counts until it has left two pings unanswered, and again when its client uses it.
+func TestTable_Counted(t *testing.T) {
+	table := newTable()
+	counted := func(what string, want int) {
+		t.Helper()
+		if got := table.Counted(); got != want {
+			t.Errorf("%s: %d connections count, want %d", what, got, want)
+		}
+	}
+	a, b := attach(t, table, session.Options{}), attach(t, table, session.Options{})
+	counted("new", 2)
+	table.Unanswered(a)
+	table.Unanswered(a)
+	counted("two pings are unanswered", 1)
+	table.Activate(a)
+	table.Activate(b)
+	counted("used", 2)
+	table.Unanswered(b)
+	counted("used, and two pings are unanswered", 2)
+	table.Detach(a, session.End{}, now)
+	counted("one has ended", 1)
+	c := attach(t, table, session.Options{})
+	table.Unanswered(c)
+	table.Detach(c, session.End{}, now)
+	table.Detach(b, session.End{}, now)
+	counted("all have ended", 0)
+}
+
 // TestTable_Detach: a message is replaced after three connections have broken with it, or one that names its size.
 func TestTable_Detach(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -31,6 +31,7 @@ type Table struct {
 	removed  func(*Session)
 	number   uint64 // of the newest connection or restored session
 	active   int    // connections whose clients use them
+	counted  int    // connections that count; see Counted
 }
 
 // NewTable returns a table without sessions. It calls removed for each session that it removes.
@@ -63,6 +64,10 @@ func (t *Table) AllRead(p messagelog.Position) bool {
 
 // Active returns the number of connections whose clients use them.
 func (t *Table) Active() int { return t.active }
+
+// Counted returns the number of connections that models show. A connection counts until it has left two pings
+// unanswered. After that it counts only if it is active.
+func (t *Table) Counted() int { return t.counted }
 
 // Options describe a connection that is attached.
 type Options struct {
@@ -99,7 +104,9 @@ func (t *Table) Attach(o Options, now time.Time) (*Attachment, error) {
 		t.sessions[s.Key] = s
 	}
 	s.connections++
-	return &Attachment{Number: t.number, Session: s, Cursor: s.resume, acked: s.resume}, nil
+	a := &Attachment{Number: t.number, Session: s, Cursor: s.resume, acked: s.resume}
+	t.count(a, true)
+	return a, nil
 }
 
 // Activate notes that a client uses the connection.
@@ -109,14 +116,29 @@ func (t *Table) Activate(a *Attachment) {
 	}
 	a.active, a.Session.used = true, true
 	t.active++
+	t.count(a, true)
 	a.Session.active = append(a.Session.active, a)
 	a.Session.settle()
+}
+
+// Unanswered notes that a connection has left two pings unanswered.
+func (t *Table) Unanswered(a *Attachment) { t.count(a, a.active) }
+
+func (t *Table) count(a *Attachment, counts bool) {
+	switch {
+	case counts && !a.counts:
+		t.counted++
+	case !counts && a.counts:
+		t.counted--
+	}
+	a.counts = counts
 }
 
 // Detach removes a connection that has ended from its session. It reports whether this was the last active connection
 // of the kernel.
 func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) {
 	a.noteEnd(end)
+	t.count(a, false)
 	s := a.Session
 	s.closed = end.Closed
 	if a.active {
