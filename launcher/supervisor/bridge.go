@@ -363,6 +363,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 	if msgType == "iopub_welcome" {
 		return // it is for subscribers only (JEP 65)
 	}
+	s.clients.outputs++
 	s.clients.lastOutput = s.nowLocked()
 	state, essential := api.State(""), false
 	if msgType == "status" {
@@ -416,6 +417,7 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 	case r != nil:
 		to = r.Session
 		r.Replied = true
+		r.Aborted = jupyter.StringField(m.Content, "status") == "aborted"
 		if r.Idled {
 			s.clients.finish(r)
 		} else {

@@ -41,6 +41,7 @@ type clients struct {
 
 	lastParent       []byte         // parent_header of the last iopub message
 	lastParentHeader jupyter.Header // lastParent, parsed
+	outputs          uint64         // messages that iopub has had
 	lastOutput       time.Time      // when iopub last had a message
 	cellBegan        time.Time      // when the last cell began, or the kernel was up; zero: it was not
 }

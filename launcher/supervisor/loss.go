@@ -140,9 +140,19 @@ func (s *Supervisor) findLosses() bool {
 	return missing || idles
 }
 
-// endLostIdles sends idles that were lost. An idle counts as lost if its reply has come and iopub was then silent
-// for idleGrace. ZeroMQ's send limit has dropped it, and most likely output with it. Without an idle the cell would
-// look busy forever. endLostIdles reports whether more idles are missing.
+// dropsFrom is how many messages a kernel's socket holds at least when it drops one: ZeroMQ's limit is 1,000, and up to
+// 70 % lower at times (zmq_setsockopt, ZMQ_SNDHWM).
+const dropsFrom = 300
+
+// mayHaveLost reports whether the kernel's socket may have dropped output of a cell without an idle. The messages that
+// the socket held at that time have come since. Some kernels send no idle at all for some cells, for example IRkernel
+// for those that it aborts.
+func (cs *clients) mayHaveLost(r *requests.Request) bool {
+	return r.Executes() && !r.Aborted && !r.LossAnnounced && cs.outputs-r.Outputs >= dropsFrom
+}
+
+// endLostIdles sends idles that are missing. An idle counts as missing if its reply has come and iopub was then silent
+// for idleGrace. Without an idle the cell would look busy forever. endLostIdles reports whether more idles are missing.
 func (cs *clients) endLostIdles() (more bool) {
 	now := cs.now()
 	for r := range cs.requests.Open() {
@@ -157,7 +167,7 @@ func (cs *clients) endLostIdles() (more bool) {
 			more = true
 			continue
 		}
-		if r.Session != noSession && r.Executes() && !r.LossAnnounced {
+		if r.Session != noSession && cs.mayHaveLost(r) {
 			m := cs.notices.Line(r.Header, "Output of this cell was lost inside the kernel: it was produced faster than the "+
 				"kernel could send it.")
 			cs.log.Append(allSessions, m, true)

@@ -67,6 +67,51 @@ func TestFindGaps_ReplyFirst(t *testing.T) {
 	}
 }
 
+// TestMissingIdle: a cell whose idle is missing gets a notice if its kernel has published so much that its socket may
+// have dropped output, and if the cell has run.
+func TestMissingIdle(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, outputs int
+		status          string
+		want            bool
+	}{
+		"little output":             {0, dropsFrom - 1, "ok", false},
+		"much output":               {0, dropsFrom, "ok", true},
+		"much output of earlier":    {dropsFrom, 1, "ok", false},
+		"much output, then aborted": {0, dropsFrom, "aborted", false},
+		"an error":                  {0, 3, "error", false},
+		"much output, and an error": {0, dropsFrom, "error", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := newIdling(t, api.Cull{})
+			cl := i.connects("ann")
+			request := []byte(`{"msg_id":"cell","msg_type":"execute_request","session":"ann"}`)
+			publish := func(n int) {
+				for range n {
+					i.s.deliver(i.b, jupyter.New(jupyter.IOPub, "stream", "kernel", request, map[string]string{"text": "."}))
+				}
+			}
+			publish(c.before)
+			i.sends(cl, jupyter.Shell, "execute_request", "cell")()
+			publish(c.outputs)
+			reply := map[string]string{"status": c.status}
+			i.s.deliver(i.b, jupyter.New(jupyter.Shell, "execute_reply", "kernel", request, reply))
+			i.at += idleGrace - 1
+			if more := i.s.findLosses(); !more || i.s.clients.requests.Len() != 1 {
+				t.Error("the cell has ended too early")
+			}
+			i.at++
+			before := i.s.log.Tail().Seq
+			if i.s.findLosses() || i.s.clients.requests.Len() != 0 {
+				t.Error("the cell has not ended")
+			}
+			if said := i.s.log.Tail().Seq-before == 2; said != c.want { // besides the idle
+				t.Errorf("a notice: %v, want %v", said, c.want)
+			}
+		})
+	}
+}
+
 // TestMissing: a client that has missed output reads how many messages it was, and the true cause of each loss.
 func TestMissing(t *testing.T) {
 	var lost messagelog.Loss

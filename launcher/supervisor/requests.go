@@ -11,7 +11,7 @@ import (
 
 const (
 	maxOutstanding = 4096            // unfinished requests of one session; beyond, the oldest is dropped
-	idleGrace      = 5 * time.Second // silence after a reply before a missing idle counts as lost
+	idleGrace      = 5 * time.Second // silence after a reply before a missing idle is replaced
 )
 
 // allSessions addresses an entry of the log to all sessions.
@@ -47,7 +47,7 @@ func (cs *clients) register(sess *session.Session, m *jupyter.Message, h jupyter
 	}
 	r := &requests.Request{ID: h.MsgID, Session: sess.Number, User: sess.User, Channel: m.Channel, Type: h.MsgType,
 		Header: m.Header, Cell: cs.cells.Note(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType),
-		After: cs.sessions.Newest()}
+		Outputs: cs.outputs, After: cs.sessions.Newest()}
 	cs.add(r)
 	return r
 }

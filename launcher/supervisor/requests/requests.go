@@ -28,6 +28,8 @@ type Request struct {
 	LossAnnounced bool        // its client knows that output was lost
 	NaN           bool        // its client knows that there is null in the place of some numbers
 	Doubtful      bool        // the kernel had it when the connection broke
+	Aborted       bool        // the kernel has answered that it did not run it
+	Outputs       uint64      // messages that the kernel had published when it came
 	After         uint64      // number of the newest connection when it came; see prompts
 	Sent          atomic.Bool // it has left its gate
 }
