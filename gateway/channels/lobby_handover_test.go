@@ -171,38 +171,43 @@ func TestLobby_HandsOverWithinAFrame(t *testing.T) {
 	}
 }
 
+// superviseReal gives kernel A a real supervisor, with the fake kernel, until the test ends.
+func (s *testServer) superviseReal(t *testing.T) {
+	t.Helper()
+	dir := s.dir
+	cfg := api.Config{Protocol: api.ProtocolVersion, KernelID: idA, SpecName: "fake",
+		Argv: []string{os.Args[0], "-f", "{connection_file}"}, Env: map[string]string{fakeKernelVariable: "1"},
+		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"), Transport: "ipc", RunDir: dir,
+		ConnectionFile: filepath.Join(dir, "c.json"), EndFile: filepath.Join(dir, "end.json"), LogLimit: 64 << 20,
+		StopGrace: 5 * time.Second, DeadLinger: time.Minute, RestartLimit: 1}
+	l, err := listener.Open(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	super := supervisor.New(cfg, "test", slog.New(slog.DiscardHandler))
+	var wg sync.WaitGroup
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(func() { stop(); wg.Wait() })
+	wg.Go(func() {
+		if err := supervisor.Serve(ctx, super, l); err != nil {
+			t.Error(err)
+		}
+	})
+	s.change(func() { s.kernels[idA].socket, s.kernels[idA].Stale = filepath.Join(dir, "s"), false })
+}
+
 // The real thing: cells that were sent before there was a supervisor run once, in order, and their output comes back.
 func TestLobby_RealSupervisor(t *testing.T) {
 	for _, subprotocol := range []string{"", jupyter.SubprotocolV1} {
 		t.Run("subprotocol "+subprotocol, func(t *testing.T) {
 			s := startServer(t)
 			s.addStarting(idA, "its image is pulled")
-			dir := s.dir
 			c := s.enter(idA, subprotocol, "?session_id=s")
 			for i := range 5 {
 				c.send(jupyter.Shell, "execute_request", fmt.Sprint("cell", i), map[string]any{
 					"code": fmt.Sprint("echo line ", i), "silent": false, "store_history": true})
 			}
-			cfg := api.Config{Protocol: api.ProtocolVersion, KernelID: idA, SpecName: "fake",
-				Argv: []string{os.Args[0], "-f", "{connection_file}"}, Env: map[string]string{fakeKernelVariable: "1"},
-				WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"), Transport: "ipc", RunDir: dir,
-				ConnectionFile: filepath.Join(dir, "c.json"), EndFile: filepath.Join(dir, "end.json"), LogLimit: 64 << 20,
-				StopGrace: 5 * time.Second, DeadLinger: time.Minute, RestartLimit: 1}
-			l, err := listener.Open(&cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			super := supervisor.New(cfg, "test", slog.New(slog.DiscardHandler))
-			var wg sync.WaitGroup
-			ctx, stop := context.WithCancel(context.Background())
-			defer wg.Wait()
-			defer stop()
-			wg.Go(func() {
-				if err := supervisor.Serve(ctx, super, l); err != nil {
-					t.Error(err)
-				}
-			})
-			s.change(func() { s.kernels[idA].socket, s.kernels[idA].Stale = filepath.Join(dir, "s"), false })
+			s.superviseReal(t)
 
 			var lines, replies []string
 			for len(replies) < 5 || len(lines) < 5 {

@@ -132,11 +132,19 @@ func TestSupervisor_ControlFrameWithinMessage(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.result(jupyter.StringField(m.Header, "msg_id"))
+		closed := make(chan struct{})
+		go func() { // a pong may come behind the reply
+			defer close(closed)
+			for err := error(nil); err == nil; _, _, err = c.ws.ReadMessage() {
+			}
+		}()
 		for i := range 3 {
 			if got := <-pongs; got != fmt.Sprint(i) {
 				t.Errorf("pong %q, want %d", got, i)
 			}
 		}
+		_ = c.ws.Close()
+		<-closed
 	})
 }
 
