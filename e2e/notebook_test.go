@@ -151,6 +151,12 @@ func (p pieces) Put(_ context.Context, data []byte) (string, error) {
 
 func (p pieces) Get(_ context.Context, name string) ([]byte, error) { return []byte(p[name]), nil }
 
+func (p pieces) Remove(_ context.Context, names []string) {
+	for _, name := range names {
+		delete(p, name)
+	}
+}
+
 func (p pieces) save(_ context.Context, s *notebook.State, _ notebook.Progress) error {
 	b, err := json.Marshal(s)
 	p[""] = string(b)

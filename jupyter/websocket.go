@@ -3,6 +3,7 @@ package jupyter
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 	"slices"
 	"unicode/utf8"
 )
@@ -78,6 +79,20 @@ func appendV1Head(b []byte, m *Message) []byte {
 	b = append(b, m.Header...)
 	b = append(b, m.Parent...)
 	return append(b, m.Metadata...)
+}
+
+// V1Size returns how large a frame is that begins with head: its last offset says it. ok is false if head does not have
+// that offset.
+func V1Size(head []byte) (size int64, ok bool) {
+	if len(head) < v1Word {
+		return 0, false
+	}
+	n := binary.LittleEndian.Uint64(head)
+	if n == 0 || n > uint64(len(head)/v1Word-1) {
+		return 0, false
+	}
+	last := binary.LittleEndian.Uint64(head[v1Word*n:])
+	return int64(last), last <= math.MaxInt64
 }
 
 // DecodeV1 reads a frame of the v1 framing. It does not check the JSON. With ErrChannel the rest of the message is

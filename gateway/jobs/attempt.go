@@ -82,6 +82,7 @@ func (h *hold) run(e *entry) error {
 		Cursor:    cursor,
 		Interrupt: func(ctx context.Context) error { return h.m.kernels.Interrupt(ctx, e.Author, e.Kernel) },
 		Failed:    h.unreachable(),
+		Budget:    h.m.budget,
 	})
 	defer relay.Close()
 	stop, release := h.untilStopped(context.Background())
@@ -94,6 +95,7 @@ func (h *hold) run(e *entry) error {
 	}
 	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume,
 		Again: again, Pieces: h.m.store.pieces(h.id, h.log), AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
+		Budget:    h.m.budget,
 		SaveEvery: h.m.store.keeper.RecordPace(),
 		// Outputs get at most two thirds of a record: JSON makes them longer, and the run adds a little to them.
 		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3), Most: h.m.store.keeper.MaxRecord()}

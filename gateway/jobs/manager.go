@@ -123,7 +123,8 @@ type Manager struct {
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
 	observer Observer
-	users    Users // nil: the gateway has none
+	users    Users            // nil: the gateway has none
+	budget   *notebook.Budget // of all runs
 
 	wake    chan struct{} // capacity 1: Run looks at all jobs now
 	defined chan struct{} // capacity 1: Run looks at all definitions now
@@ -157,9 +158,9 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 	return &Manager{
 		store: store{keeper}, kernels: kernels, policy: policy, log: log.With(logkey.Component, "jobs"),
 		name: name, lease: &lease{store: store{keeper}, name: name}, timing: realTiming, born: time.Now(),
-		observer: unobserved{},
-		perform:  func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
-		wake:     make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
+		observer: unobserved{}, budget: notebook.NewBudget(notebook.DefaultBudget),
+		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
+		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
 		orphans: map[string]map[string]bool{}, ends: map[string]bool{},
 		unnoted: map[string]bool{},

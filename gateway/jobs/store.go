@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/gateway/kernels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 // Kinds of records.
@@ -256,6 +257,17 @@ func (p *pieces) Get(ctx context.Context, name string) (data []byte, err error) 
 		err = context.Cause(trying)
 	}
 	return data, err
+}
+
+// Remove removes pieces that no record names.
+func (p *pieces) Remove(ctx context.Context, names []string) {
+	ids := map[string]bool{}
+	for _, name := range names {
+		ids[pieceID(p.job, name)] = true
+	}
+	if err := p.store.removePieces(ctx, ids); err != nil {
+		p.log.Warn("pieces of a notebook cannot be removed; this is tried again later", logkey.Err, err)
+	}
 }
 
 // remove removes a job and its pieces. The record goes first: a piece without a job is removed later.

@@ -372,7 +372,7 @@ var doors = []struct {
 	{"github.com/coreos/go-oidc/", []string{"gateway/identity"}, nil},
 	{"github.com/go-jose/", nil, []string{"gateway/identity"}},
 	{"golang.org/x/time/", []string{"gateway/limits"}, nil},
-	{"golang.org/x/sync/", []string{"gateway/identity"}, nil},
+	{"golang.org/x/sync/", []string{"gateway/identity", "gateway/jobs/notebook"}, nil},
 	{"github.com/prometheus/client_golang/", []string{"gateway/metrics", "cmd/ekg-gpu-agent"}, []string{"gateway"}},
 	{"github.com/getkin/kin-openapi", nil, []string{"gateway"}},
 	{

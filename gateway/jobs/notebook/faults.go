@@ -81,6 +81,11 @@ func judge(m *jupyter.Message) (c content, ok bool, why string) {
 	} else if err != nil {
 		return c, false, ""
 	}
+	all, err := viewObject(m.Content)
+	if err != nil {
+		return c, false, err.Error()
+	}
+	c.Data, c.Metadata, c.Traceback = all.values["data"], all.values["metadata"], all.values["traceback"]
 	c.ExecutionCount = integer(c.ExecutionCount)
 	if c.Transient != nil && len(c.Transient.DisplayID) > maxNameSize {
 		c.Transient = nil // it is shown, and not updated

@@ -26,19 +26,19 @@ type place struct {
 type content struct {
 	Name           string          `json:"name"`
 	Text           string          `json:"text"`
-	Data           json.RawMessage `json:"data"`
-	Metadata       json.RawMessage `json:"metadata"`
+	Data           json.RawMessage `json:"-"` // these three are parts of the message, and no copies
+	Metadata       json.RawMessage `json:"-"`
 	ExecutionCount json.RawMessage `json:"execution_count"`
 	Transient      *struct {
 		DisplayID string `json:"display_id"`
 	} `json:"transient"`
-	Wait           bool     `json:"wait"`
-	Ename          string   `json:"ename"`
-	Evalue         string   `json:"evalue"`
-	Traceback      []string `json:"traceback"`
-	CommID         string   `json:"comm_id"`
-	Status         string   `json:"status"`          // of replies
-	ExecutionState string   `json:"execution_state"` // of status
+	Wait           bool            `json:"wait"`
+	Ename          string          `json:"ename"`
+	Evalue         string          `json:"evalue"`
+	Traceback      json.RawMessage `json:"-"`
+	CommID         string          `json:"comm_id"`
+	Status         string          `json:"status"`          // of replies
+	ExecutionState string          `json:"execution_state"` // of status
 }
 
 const nanLine = notice.Prefix + notice.NaNLine + "\n"
@@ -244,12 +244,9 @@ func (r *run) addError(at int, c *content) {
 
 // errorOutput returns an error as files have it, without a traceback that is too long.
 func (c *content) errorOutput() *object {
-	size := len(c.Ename) + len(c.Evalue)
-	for _, line := range c.Traceback {
-		size += len(line)
-	}
-	traceback := c.Traceback
-	if traceback == nil || size > errorBytes/2 {
+	traceback := []string{}
+	if len(c.Ename)+len(c.Evalue)+len(c.Traceback) > errorBytes/2 || json.Unmarshal(c.Traceback, &traceback) != nil ||
+		traceback == nil {
 		traceback = []string{}
 	}
 	return newObject(map[string]any{"output_type": "error", "ename": c.Ename, "evalue": c.Evalue,

@@ -180,18 +180,31 @@ func joined(raw json.RawMessage) (string, error) {
 func split(text string) []string {
 	lines := []string{}
 	for len(text) > 0 {
-		end := strings.IndexAny(text, "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
-		if end < 0 {
-			return append(lines, text)
-		}
-		_, width := utf8.DecodeRuneInString(text[end:])
-		end += width
-		if text[end-1] == '\r' && end < len(text) && text[end] == '\n' {
-			end++
-		}
+		end := endOfLine(text, 0)
 		lines, text = append(lines, text[:end]), text[end:]
 	}
 	return lines
+}
+
+// endOfLine returns where the line ends that has the byte at an index.
+func endOfLine(text string, at int) int {
+	if at > 0 && text[at-1] == '\r' && text[at] == '\n' {
+		return at + 1
+	}
+	for !utf8.RuneStart(text[at]) {
+		at--
+	}
+	end := strings.IndexAny(text[at:], "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
+	if end < 0 {
+		return len(text)
+	}
+	end += at
+	_, width := utf8.DecodeRuneInString(text[end:])
+	end += width
+	if text[end-1] == '\r' && end < len(text) && text[end] == '\n' {
+		end++
+	}
+	return end
 }
 
 func newCell(kind, source, id string, tags ...string) *cell {

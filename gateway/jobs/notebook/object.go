@@ -3,8 +3,10 @@ package notebook
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // object is a JSON object that keeps the order of its members and the spelling of their values. So a notebook that is
@@ -14,32 +16,111 @@ type object struct {
 	values map[string]json.RawMessage
 }
 
+// What the package takes apart costs many times its text. Values that it passes on as they are may have more.
+const (
+	maxMembers  = 100_000 // of an object
+	maxElements = 1_000_000
+)
+
 // parseObject reads an object. A member that occurs twice has the last value, as in Python.
 func parseObject(raw []byte) (*object, error) {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return nil, fmt.Errorf("it is not a JSON object")
-	}
-	o := &object{values: map[string]json.RawMessage{}}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return nil, err
-		}
-		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
-			return nil, err
-		}
-		name := key.(string) // the decoder returns no other kind of key
-		if _, known := o.values[name]; !known {
-			o.keys = append(o.keys, name)
-		}
-		o.values[name] = value
-	}
-	if _, err := d.Token(); err != nil {
+	o, err := viewObject(raw)
+	if err != nil {
 		return nil, err
 	}
+	for name, value := range o.values {
+		o.values[name] = bytes.Clone(value)
+	}
 	return o, nil
+}
+
+// viewObject is parseObject without copies: the values are parts of raw.
+func viewObject(raw []byte) (*object, error) {
+	if !json.Valid(raw) {
+		return nil, errors.New("it is not JSON")
+	}
+	rest, is := bytes.CutPrefix(bytes.TrimLeft(raw, jsonSpace), []byte{'{'})
+	if !is {
+		return nil, errors.New("it is not a JSON object")
+	}
+	o := &object{values: map[string]json.RawMessage{}}
+	for {
+		rest = bytes.TrimLeft(rest, jsonSpace+",")
+		if rest[0] == '}' {
+			return o, nil
+		}
+		key := rest[:valueEnd(rest)]
+		rest = bytes.TrimLeft(rest[len(key):], jsonSpace+":")
+		value := rest[:valueEnd(rest)]
+		rest = rest[len(value):]
+		var name string
+		if err := json.Unmarshal(key, &name); err != nil {
+			return nil, err
+		}
+		if _, known := o.values[name]; !known {
+			if len(o.keys) == maxMembers {
+				return nil, fmt.Errorf("it has more than %d members", maxMembers)
+			}
+			o.keys = append(o.keys, name)
+		}
+		o.values[name] = value[:len(value):len(value)]
+	}
+}
+
+// viewList returns the elements of a list, as parts of raw.
+func viewList(raw []byte) (all []json.RawMessage, err error) {
+	if !json.Valid(raw) || !isList(raw) {
+		return nil, errors.New("it is not a JSON list")
+	}
+	rest := bytes.TrimLeft(raw, jsonSpace)[1:]
+	for {
+		rest = bytes.TrimLeft(rest, jsonSpace+",")
+		if rest[0] == ']' {
+			return all, nil
+		}
+		if len(all) == maxElements {
+			return nil, fmt.Errorf("it has more than %d elements", maxElements)
+		}
+		end := valueEnd(rest)
+		all = append(all, rest[:end:end])
+		rest = rest[end:]
+	}
+}
+
+const jsonSpace = " \t\r\n"
+
+// valueEnd returns the length of the value with which valid JSON begins.
+func valueEnd(raw []byte) int {
+	depth, quoted := 0, false
+	for i := 0; i < len(raw); i++ {
+		switch b := raw[i]; {
+		case quoted && b == '\\':
+			i++
+			continue
+		case b == '"':
+			if quoted = !quoted; quoted {
+				continue
+			}
+		case quoted:
+			continue
+		case b == '{' || b == '[':
+			depth++
+			continue
+		case b == '}' || b == ']':
+			depth--
+			if depth < 0 { // of what the value stands in
+				return i
+			}
+		case depth == 0 && (b == ',' || b == ':' || strings.IndexByte(jsonSpace, b) >= 0):
+			return i
+		default: // in a number or a word, or in a list or an object
+			continue
+		}
+		if depth == 0 {
+			return i + 1
+		}
+	}
+	return len(raw)
 }
 
 // newObject returns an object with sorted members, as Jupyter writes them.
@@ -112,6 +193,6 @@ func encode(value any) json.RawMessage {
 
 // isList reports whether a JSON value is a list.
 func isList(raw []byte) bool {
-	t := bytes.TrimLeft(raw, " \t\r\n")
+	t := bytes.TrimLeft(raw, jsonSpace)
 	return len(t) > 0 && t[0] == '['
 }

@@ -27,33 +27,56 @@ func (o *output) size() int64 {
 	return n
 }
 
-func (o *output) encoded() json.RawMessage {
+// append appends the output as files have it.
+func (o *output) append(b []byte) []byte {
 	if o.other != nil {
-		return o.other.append(nil)
+		return o.other.append(b)
 	}
-	text := strings.ToValidUTF8(string(o.text), "\uFFFD")
-	return encode(map[string]any{"output_type": "stream", "name": o.stream, "text": split(text)})
+	b = append(append(append(b, `{"name":`...), encode(o.stream)...), `,"output_type":"stream","text":`...)
+	return append(appendLines(b, strings.ToValidUTF8(string(o.text), "\uFFFD")), '}')
 }
 
-func encodeOutputs(list []*output) json.RawMessage {
-	b := []byte{'['}
-	for i, out := range list {
-		if i > 0 {
+// batch is how much text appendLines encodes at once: a line has a header in memory, which is larger than a short line.
+const batch = 64 << 10
+
+// appendLines appends a text as a list of its lines.
+func appendLines(b []byte, text string) []byte {
+	b = append(b, '[')
+	for first := true; text != ""; first = false {
+		if !first {
 			b = append(b, ',')
 		}
-		b = append(b, out.encoded()...)
+		end := len(text)
+		if end > batch {
+			end = endOfLine(text, batch)
+		}
+		list := encode(split(text[:end]))
+		b, text = append(b, list[1:len(list)-1]...), text[end:]
 	}
 	return append(b, ']')
 }
 
-// parseOutputs reads the outputs of a cell.
+func appendOutputs(b []byte, list []*output) []byte {
+	b = append(b, '[')
+	for i, out := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = out.append(b)
+	}
+	return append(b, ']')
+}
+
+func encodeOutputs(list []*output) json.RawMessage { return appendOutputs(nil, list) }
+
+// parseOutputs reads the outputs of a cell. They are parts of raw.
 func parseOutputs(raw json.RawMessage) (all []*output) {
-	var list []json.RawMessage
-	if json.Unmarshal(raw, &list) != nil {
+	list, err := viewList(raw)
+	if err != nil {
 		return nil
 	}
 	for _, r := range list {
-		obj, err := parseObject(r)
+		obj, err := viewObject(r)
 		if err != nil {
 			continue
 		}
@@ -78,18 +101,26 @@ func appendOutput(list []*output, next *output) []*output {
 
 // bundle returns a bundle of media types as files have it: some texts are lists of lines.
 func bundle(raw json.RawMessage) json.RawMessage {
-	in, err := parseObject(raw)
+	in, err := viewObject(raw)
 	if err != nil {
 		return json.RawMessage("{}")
 	}
 	slices.Sort(in.keys) // as Jupyter does
-	for name, value := range in.values {
+	b := append(make([]byte, 0, len(raw)+len(raw)/8), '{')
+	for i, name := range in.keys {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(b, encode(name)...), ':')
 		var text string
+		value := in.values[name]
 		if isSplit(name) && bytes.HasPrefix(value, []byte{'"'}) && json.Unmarshal(value, &text) == nil {
-			in.values[name] = encode(split(text))
+			b = appendLines(b, text)
+		} else {
+			b = append(b, value...)
 		}
 	}
-	return in.append(nil)
+	return append(b, '}')
 }
 
 // isSplit reports whether Jupyter writes the texts of a media type as lists of lines.
@@ -97,9 +128,10 @@ func isSplit(mediaType string) bool {
 	return strings.HasPrefix(mediaType, "text/") || mediaType == "application/javascript" || mediaType == "image/svg+xml"
 }
 
+// objectOr returns a copy of an object, or an empty one for another value.
 func objectOr(raw json.RawMessage) json.RawMessage {
-	if _, err := parseObject(raw); err != nil {
+	if !json.Valid(raw) || bytes.TrimLeft(raw, jsonSpace)[0] != '{' {
 		return json.RawMessage("{}")
 	}
-	return raw
+	return bytes.Clone(raw)
 }

@@ -1,6 +1,7 @@
 package notebook
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,6 +16,8 @@ type Pieces interface {
 	Put(ctx context.Context, data []byte) (name string, err error)
 	// Get returns a piece.
 	Get(ctx context.Context, name string) ([]byte, error)
+	// Remove removes pieces. One that cannot be removed is removed later, as all that no saved state names.
+	Remove(ctx context.Context, names []string)
 }
 
 // part is some of a cell's outputs, in their order. With them it has what the run has noted of the cell by then. A cell
@@ -40,18 +43,29 @@ const (
 
 // partContent is the form of a part in a piece, and of Inline. A cell has the count and the metadata of its last part.
 type partContent struct {
-	Count    json.RawMessage `json:"execution_count,omitempty"`
-	Metadata json.RawMessage `json:"metadata,omitempty"`
-	Outputs  json.RawMessage `json:"outputs"`
+	Count    json.RawMessage // execution_count
+	Metadata json.RawMessage
+	Outputs  json.RawMessage
 }
 
 // content returns a part of the cell that is in memory.
 func (c *cell) content(p *part) json.RawMessage {
-	content := partContent{Count: c.count, Outputs: encodeOutputs(p.list)}
-	if !c.noMeta || len(c.meta.keys) > 0 {
-		content.Metadata = c.meta.append(nil)
+	b := p.room()
+	if len(c.count) > 0 {
+		b = append(append(append(b, `"execution_count":`...), c.count...), ',')
 	}
-	return encode(content)
+	if !c.noMeta || len(c.meta.keys) > 0 {
+		b = append(c.meta.append(append(b, `"metadata":`...)), ',')
+	}
+	return p.append(b)
+}
+
+// room returns the beginning of the part's content, with room for the rest in most cases.
+func (p *part) room() []byte { return append(make([]byte, 0, p.Size+p.Size/8+1<<10), '{') }
+
+// append appends the end of the part's content.
+func (p *part) append(b []byte) []byte {
+	return append(appendOutputs(append(b, `"outputs":`...), p.list), '}')
 }
 
 // put adds an output.
@@ -77,7 +91,7 @@ func (c *cell) adopt(content partContent) error {
 		}
 		c.meta = meta
 	}
-	c.count = content.Count
+	c.count = bytes.Clone(content.Count)
 	return nil
 }
 
@@ -89,10 +103,12 @@ func readPart(ctx context.Context, pieces Pieces, p *part) (content partContent,
 			return content, err
 		}
 	}
-	if err := json.Unmarshal(raw, &content); err != nil {
+	all, err := viewObject(raw)
+	if err != nil {
 		return content, fmt.Errorf("notebook: part %s: %w", p.Piece, err)
 	}
-	return content, nil
+	return partContent{Count: all.values["execution_count"], Metadata: all.values["metadata"],
+		Outputs: all.values["outputs"]}, nil
 }
 
 // open reads a part of a cell into memory, so that it can be changed.
@@ -105,6 +121,7 @@ func (r *run) open(ctx context.Context, at int, p *part) error {
 	if err != nil {
 		return err
 	}
+	r.fresh += p.Size
 	p.list, p.Piece, p.Inline = parseOutputs(content.Outputs), "", nil
 	if c := r.doc.cells[at]; !c.known && p == c.parts[len(c.parts)-1] {
 		return c.adopt(content)
@@ -220,7 +237,7 @@ func (r *run) resume(ctx context.Context) error {
 // store stores what has changed as pieces, and notes their names in the state.
 func (r *run) store(ctx context.Context) (err error) {
 	if r.doc.changed {
-		if r.state.Skeleton, err = r.Pieces.Put(ctx, r.doc.skeleton()); err != nil {
+		if r.state.Skeleton, err = r.keep(ctx, r.doc.skeleton()); err != nil {
 			return err
 		}
 		r.doc.changed = false
@@ -244,7 +261,7 @@ func (r *run) store(ctx context.Context) (err error) {
 				p.Inline = content
 				continue
 			}
-			if p.Piece, err = r.Pieces.Put(ctx, content); err != nil {
+			if p.Piece, err = r.keep(ctx, content); err != nil {
 				return err
 			}
 			p.list, p.Inline = nil, nil
@@ -252,27 +269,38 @@ func (r *run) store(ctx context.Context) (err error) {
 		r.state.Cells[at] = c.parts
 	}
 	clear(r.dirty)
+	kept := int64(0) // of models in memory
 	for _, id := range slices.Sorted(maps.Keys(r.state.Widgets)) {
 		w := r.state.Widgets[id]
 		for _, p := range w.Parts {
 			if p.Piece != "" {
 				continue
 			}
-			if p.Piece, err = r.Pieces.Put(ctx, encode(partContent{Outputs: encodeOutputs(p.list)})); err != nil {
+			if p.Piece, err = r.keep(ctx, p.append(p.room())); err != nil {
 				return err
 			}
 			p.list = nil
 		}
 		if w.Piece == "" {
-			if w.Piece, err = r.Pieces.Put(ctx, w.model.stored()); err != nil {
+			if w.Piece, err = r.keep(ctx, w.model.stored()); err != nil {
 				return err
 			}
 		}
-		if w.Size >= partSize {
+		if kept += w.Size; w.Size >= partSize || kept > maxPart {
 			w.model = nil
 		}
 	}
+	r.release()
 	return nil
+}
+
+// keep stores a piece.
+func (r *run) keep(ctx context.Context, data []byte) (name string, err error) {
+	if name, err = r.Pieces.Put(ctx, data); err == nil {
+		r.news = append(r.news, name)
+		r.stored += int64(len(data))
+	}
+	return name, err
 }
 
 // Names returns the names of the pieces that the state names.

@@ -1,10 +1,13 @@
 package notebook
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"slices"
 	"sync"
@@ -22,7 +25,9 @@ const (
 	relayWrite  = 30 * time.Second           // for one write
 	relayFirst  = 100 * time.Millisecond     // between two connections, at first
 	relayLast   = 5 * time.Second            // at last
-	relaySilent = 60 * time.Second           // without any frame; the supervisor pings every 15 s
+	relaySilent = 60 * time.Second           // without any frame, and for one message; the supervisor pings every 15 s
+	// relayPatience is how long a connection waits for room. The supervisor takes its peer for dead after 45 s.
+	relayPatience = 5 * time.Second
 )
 
 // Relay is the Conn of a kernel's websocket. It speaks jupyter.SubprotocolRelay. When the connection breaks, it
@@ -34,6 +39,12 @@ type Relay struct {
 	end  context.CancelFunc
 	done chan struct{} // closed when monitor has ended
 	in   chan received // to Receive; never closed
+	paid int64         // what the last message costs; owned by the caller of Receive and Close
+
+	// Owned by monitor.
+	wants int64 // what the message costs for which there was no room
+	held  int64 // what is taken for the next message
+	head  [freeMessage]byte
 
 	mu      sync.Mutex
 	ws      *websocket.Conn   // nil while there is none
@@ -44,6 +55,7 @@ type Relay struct {
 type received struct {
 	m      jupyter.Message
 	cursor string
+	cost   int64 // its receiver gives it back
 }
 
 // RelayOptions says what a Relay connects to.
@@ -57,8 +69,12 @@ type RelayOptions struct {
 	Cursor string
 	// Interrupt interrupts the kernel.
 	Interrupt func(ctx context.Context) error
+	// Budget bounds the memory for messages; nil: there is no bound.
+	Budget *Budget
 	// Failed gets the error of each Dial that is not final, or nil after one that has succeeded. nil: they are ignored.
 	Failed func(err error)
+
+	patience time.Duration // 0: relayPatience
 }
 
 // OpenRelay returns a Relay that connects by itself. Its owner calls Close.
@@ -73,6 +89,13 @@ func OpenRelay(o RelayOptions) *Relay {
 func (r *Relay) Close() {
 	r.end()
 	<-r.done
+	r.pay(0)
+}
+
+// pay gives back what the last message costs, and notes the cost of the next one.
+func (r *Relay) pay(cost int64) {
+	r.o.Budget.give(r.paid)
+	r.paid = cost
 }
 
 // Interrupt interrupts the kernel.
@@ -100,10 +123,13 @@ func (r *Relay) writeLocked(m jupyter.Message) {
 	}
 }
 
-// Receive returns the next message.
+// Receive returns the next message. The message before it must not be used any more: its room in the budget is given
+// back.
 func (r *Relay) Receive(ctx context.Context) (jupyter.Message, string, error) {
+	r.pay(0)
 	select {
 	case got := <-r.in:
+		r.pay(got.cost)
 		return got.m, got.cursor, nil
 	case <-ctx.Done():
 		return jupyter.Message{}, "", ctx.Err()
@@ -121,6 +147,7 @@ func (r *Relay) Receive(ctx context.Context) (jupyter.Message, string, error) {
 func (r *Relay) monitor() {
 	defer close(r.done)
 	err := goroutines.Contain(r.connect)
+	r.free()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone = err
@@ -137,8 +164,18 @@ func (r *Relay) connect() error {
 		if r.o.Failed != nil && r.life.Err() == nil {
 			r.o.Failed(err)
 		}
-		if err == nil && r.serve(ws) {
-			pause = relayFirst
+		if err == nil {
+			var useful bool
+			if useful, err = r.serve(ws); useful || errors.Is(err, errNoRoom) {
+				pause = relayFirst
+			}
+		}
+		r.free() // also if the kernel could not be reached in its turn
+		if errors.Is(err, errNoRoom) {
+			if r.o.Budget.take(r.life, r.wants) == nil {
+				r.held = r.wants
+			}
+			continue
 		}
 		select {
 		case <-time.After(pause):
@@ -165,8 +202,9 @@ func (r *Relay) dial() (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// serve uses a connection until it breaks. It reports whether a message came.
-func (r *Relay) serve(ws *websocket.Conn) (useful bool) {
+// serve uses a connection until it breaks, or there is no room for a message, which is errNoRoom. It reports whether a
+// message came.
+func (r *Relay) serve(ws *websocket.Conn) (useful bool, err error) {
 	stop := context.AfterFunc(r.life, func() { _ = ws.Close() })
 	defer func() {
 		stop()
@@ -176,31 +214,94 @@ func (r *Relay) serve(ws *websocket.Conn) (useful bool) {
 		_ = ws.Close()
 	}()
 	ws.SetReadLimit(relayLimit)
-	answer := ws.PingHandler()
+	answer, within := ws.PingHandler(), false
 	ws.SetPingHandler(func(data string) error {
-		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
+		if !within { // a message that has begun has a time of its own
+			_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
+		}
 		return answer(data)
 	})
 	r.use(ws)
 	for {
+		within = false
 		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
-		_, frame, err := ws.ReadMessage()
-		if err != nil || len(frame) < jupyter.RelayCursor {
-			return useful
+		_, from, err := ws.NextReader()
+		if err != nil {
+			return useful, err
+		}
+		frame, err := r.read(from, func() {
+			within = true
+			_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
+		})
+		if err == nil {
+			err = r.deliver(frame)
+		}
+		if err != nil {
+			return useful, err
 		}
 		useful = true
-		m, err := jupyter.DecodeV1(frame[jupyter.RelayCursor:])
-		if err != nil {
-			continue // the supervisor checks what the kernel sends; a channel of a later version concerns no cell
+	}
+}
+
+// read reads a message, for which it takes room. begins is called before the part that may be long.
+func (r *Relay) read(from io.Reader, begins func()) (frame []byte, err error) {
+	n, err := io.ReadFull(from, r.head[:])
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		r.free()
+		return bytes.Clone(r.head[:n]), nil
+	case err != nil:
+		return nil, err
+	}
+	size := int64(relayLimit) // of a message that does not say it
+	if n, ok := jupyter.V1Size(r.head[jupyter.RelayCursor:]); ok && n < relayLimit-jupyter.RelayCursor {
+		size = n + jupyter.RelayCursor
+	}
+	if cost := r.o.Budget.cost(size); r.held < cost {
+		r.free()
+		ctx, cancel := context.WithTimeout(r.life, cmp.Or(r.o.patience, relayPatience))
+		defer cancel()
+		if err := r.o.Budget.take(ctx, cost); err != nil {
+			r.wants = cost
+			return nil, err
 		}
-		r.accepted(&m)
-		cursor := hex.EncodeToString(frame[:jupyter.RelayCursor])
-		select {
-		case r.in <- received{m, cursor}:
-			r.o.Cursor = cursor
-		case <-r.life.Done():
-			return useful
-		}
+		r.held = cost
+	}
+	begins()
+	b := bytes.NewBuffer(append(make([]byte, 0, size+bytes.MinRead), r.head[:]...))
+	if _, err := b.ReadFrom(io.LimitReader(from, size+1-int64(b.Len()))); err != nil {
+		return nil, err
+	}
+	if int64(b.Len()) > size {
+		return nil, errors.New("notebook: a message is longer than it says")
+	}
+	return b.Bytes(), nil
+}
+
+// free gives back what is held for the next message.
+func (r *Relay) free() {
+	r.o.Budget.give(r.held)
+	r.held = 0
+}
+
+// deliver gives a message to Receive, with what is held for it.
+func (r *Relay) deliver(frame []byte) error {
+	if len(frame) < jupyter.RelayCursor {
+		return errors.New("notebook: a message without a cursor")
+	}
+	m, err := jupyter.DecodeV1(frame[jupyter.RelayCursor:])
+	if err != nil {
+		r.free()
+		return nil // the supervisor checks what the kernel sends; a channel of a later version concerns no cell
+	}
+	r.accepted(&m)
+	cursor := hex.EncodeToString(frame[:jupyter.RelayCursor])
+	select {
+	case r.in <- received{m, cursor, r.held}:
+		r.o.Cursor, r.held = cursor, 0
+		return nil
+	case <-r.life.Done():
+		return r.life.Err()
 	}
 }
 

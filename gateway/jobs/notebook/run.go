@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -129,6 +130,8 @@ type Run struct {
 	StopPatience time.Duration
 	OutputLimit  int64 // bytes of all outputs; 0: DefaultOutputLimit
 	Most         int64 // bytes of the skeleton and all outputs; 0: any number
+	// Budget bounds what runs hold in memory of outputs that are not stored; nil: there is no bound.
+	Budget *Budget
 }
 
 // run is a Run that is being done.
@@ -138,6 +141,11 @@ type run struct {
 	state     State
 	dirty     map[int]bool // cells with parts that may have changed since the last save
 	size      int64        // bytes of all outputs
+	fresh     int64        // at most so many bytes of outputs came into memory since the last store
+	held      int64        // of these, what the budget counts
+	stored    int64        // bytes of the pieces that were stored since the last save
+	news      []string     // their names
+	early     bool         // not all were stored by a save
 	limit     int64
 	total     int   // cells with code to run
 	number    []int // by cell: how many of these there are up to it
@@ -152,6 +160,7 @@ type run struct {
 // A kernel that ends is a Result. A run that had ended when it was saved returns its Result again.
 func (o *Run) Do(ctx context.Context) (Result, error) {
 	r := &run{Run: o, dirty: map[int]bool{}, limit: o.OutputLimit, saveEvery: o.SaveEvery}
+	defer r.release()
 	if r.limit == 0 {
 		r.limit = DefaultOutputLimit
 	}
@@ -326,6 +335,9 @@ func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
 		if err := r.handle(ctx, m); err != nil {
 			return r.cellGone(ctx, c, err)
 		}
+		if err := r.hold(ctx, m); err != nil {
+			return nil, err
+		}
 		if r.changed && time.Since(r.saved) >= r.saveEvery {
 			if err := r.save(ctx); err != nil {
 				return nil, err
@@ -368,11 +380,26 @@ func (r *run) save(ctx context.Context) error {
 	if err == nil {
 		err = r.Save(ctx, &r.state, r.progress())
 	}
+	if err == nil {
+		r.drop(ctx)
+	}
 	r.saved, r.changed = time.Now(), false
 	if r.saved.Sub(begin) > r.saveEvery/4 {
 		r.saveEvery *= 2
 	}
 	return err
+}
+
+// drop removes pieces that were stored early, and that no saved state has named since.
+func (r *run) drop(ctx context.Context) {
+	if r.early {
+		named := map[string]bool{}
+		for _, name := range r.state.Names() {
+			named[name] = true
+		}
+		r.Pieces.Remove(ctx, slices.DeleteFunc(r.news, func(name string) bool { return named[name] }))
+	}
+	r.news, r.stored, r.early = nil, 0, false
 }
 
 func (r *run) progress() Progress {
@@ -381,6 +408,38 @@ func (r *run) progress() Progress {
 		p.Cell = r.number[n]
 	}
 	return p
+}
+
+// hold counts a message that was applied as a part of what the run has in memory. If the budget has no room for it, the
+// outputs are stored, and only what is small stays. A save follows if much was stored, since only that removes what no
+// state names.
+func (r *run) hold(ctx context.Context, m *jupyter.Message) error {
+	r.fresh += int64(outputCost + len(m.Content))
+	for _, b := range m.Buffers {
+		r.fresh += int64(len(b))
+	}
+	want := r.fresh
+	if want <= freeOutputs {
+		want = 0
+	}
+	if r.Budget.hold(r.held, want) {
+		r.held = want
+		return nil
+	}
+	if err := r.store(ctx); err != nil {
+		return err
+	}
+	r.early = true
+	if r.stored > r.limit {
+		return r.save(ctx)
+	}
+	return nil
+}
+
+// release gives back what the budget counts, when the outputs are stored or the run ends.
+func (r *run) release() {
+	r.Budget.hold(r.held, 0)
+	r.held, r.fresh = 0, 0
 }
 
 // request is the execute_request of a cell. Its msg_id is the same whichever gateway sends it.

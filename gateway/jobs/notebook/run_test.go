@@ -141,6 +141,12 @@ func (m *memory) Get(_ context.Context, name string) ([]byte, error) {
 	return nil, fmt.Errorf("there is no piece %q", name)
 }
 
+func (m *memory) Remove(_ context.Context, names []string) {
+	for _, name := range names {
+		m.names[name] = "removed"
+	}
+}
+
 // assembled returns the notebook of a state.
 func assembled(t *testing.T, s State, pieces Pieces) []byte {
 	t.Helper()

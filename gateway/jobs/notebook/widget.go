@@ -1,6 +1,7 @@
 package notebook
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -55,15 +56,24 @@ const (
 // noteWidget keeps the state of widgets, which front ends need to show them.
 func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) error {
 	var data struct {
-		State       map[string]json.RawMessage `json:"state"`
-		BufferPaths []json.RawMessage          `json:"buffer_paths"`
+		State       map[string]json.RawMessage
+		BufferPaths []json.RawMessage
 	}
-	if json.Unmarshal(c.Data, &data) != nil || data.State == nil || c.CommID == "" {
+	if c.CommID == "" {
+		return nil
+	}
+	if all, err := viewObject(c.Data); err == nil {
+		if state, err := parseObject(all.values["state"]); err == nil {
+			data.State = state.values
+		}
+		data.BufferPaths, _ = viewList(all.values["buffer_paths"]) // without paths there are no buffers
+	}
+	if data.State == nil {
 		return nil
 	}
 	var more []widgetBuffer
 	for i, path := range data.BufferPaths[:min(len(data.BufferPaths), len(buffers))] {
-		more = append(more, widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", path})
+		more = append(more, widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", bytes.Clone(path)})
 	}
 	w := r.state.Widgets[c.CommID]
 	size := int64(0) // that the change adds: a progress bar changes for hours and stays small
@@ -126,6 +136,7 @@ func (r *run) load(ctx context.Context, w *widget) error {
 	if w.model = parseModel(raw); w.model == nil {
 		return fmt.Errorf("notebook: piece %s is not the state of a widget", w.Piece)
 	}
+	r.fresh += int64(len(raw))
 	return nil
 }
 
@@ -340,7 +351,15 @@ func live(list []*output) json.RawMessage {
 
 // stored returns the model as a piece.
 func (m *model) stored() json.RawMessage {
-	return encode(model{State: m.whole(), Buffers: m.Buffers, Taken: m.taken != nil})
+	state := m.whole()
+	piece := newObject(map[string]any{"state": &object{slices.Sorted(maps.Keys(state)), state}})
+	if len(m.Buffers) > 0 {
+		piece.set("buffers", m.Buffers)
+	}
+	if m.taken != nil {
+		piece.set("taken", true)
+	}
+	return piece.append(nil)
 }
 
 // whole returns the state with the outputs that were taken.
