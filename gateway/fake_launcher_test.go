@@ -32,6 +32,9 @@ type fakeLauncher struct {
 
 	restarting func(id string) (func(), error)
 
+	// stopping is called before a kernel is stopped.
+	stopping func(id string)
+
 	ended    []launcher.EndedKernel
 	endedErr error
 	usage    []launcher.KernelUsage
@@ -281,6 +284,9 @@ func (f *fakeLauncher) Stop(ctx context.Context, id, reason string) error {
 	f.mu.Unlock()
 	if !ok {
 		return launcher.ErrNotFound
+	}
+	if f.stopping != nil {
+		f.stopping(id)
 	}
 	if k.super != nil {
 		k.super.close()

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"path"
 	"slices"
-	"sync"
 
 	"github.com/google/uuid"
 
@@ -49,7 +48,7 @@ type sessions struct {
 	base     string
 	log      *slog.Logger
 
-	paths pathLocks
+	locks keyLocks // of a user's paths, and of kernels
 }
 
 func (ss *sessions) sessionModel(f found, who kernels.Caller) sessionModel {
@@ -93,13 +92,12 @@ func sessionsOf(list []launcher.Kernel) []found {
 
 // of returns the session of the request's path.
 func (ss *sessions) of(r *call) (found, error) {
-	all, err := ss.all(r.Context(), r.Who)
+	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
+	f, there, err := ss.find(r, is)
 	if err != nil {
 		return found{}, err
 	}
-	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
-	i := slices.IndexFunc(all, is)
-	if i < 0 {
+	if !there {
 		ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
 		defer cancel()
 		list, err := ss.launcher.Kernels(ctx)
@@ -112,8 +110,8 @@ func (ss *sessions) of(r *call) (found, error) {
 		}
 		return found{}, p
 	}
-	r.Kernel = all[i].kernel.ID
-	return all[i], nil
+	r.Kernel = f.kernel.ID
+	return f, nil
 }
 
 func (ss *sessions) listSessions(w http.ResponseWriter, r *call) error {
@@ -146,6 +144,11 @@ func (ss *sessions) deleteSession(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
+	unlock, err := ss.locks.lock(r.Context(), f.kernel.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock() // from now on no session is stored with a kernel that ends
 	needed := job
 	// The last session goes with its kernel: if the kernel cannot be stopped, it is still listed.
 	_, err = ss.updateSessions(r.Context(), f.kernel.ID, func(all []launcher.Session) ([]launcher.Session, error) {
@@ -229,7 +232,8 @@ func valueOf(s *string) string {
 }
 
 // createSession makes a session and its kernel. The same path is the same session. Requests for one path wait for each
-// other, so that a double click does not start two kernels. Requests through another gateway do not wait.
+// other, so that a double click does not start two kernels. A request also waits while the kernel of its session may be
+// ending. Requests through another gateway do not wait.
 func (ss *sessions) createSession(w http.ResponseWriter, r *call) error {
 	req, err := ss.readSession(w, r)
 	switch {
@@ -240,24 +244,31 @@ func (ss *sessions) createSession(w http.ResponseWriter, r *call) error {
 	case req.kind == nil:
 		return refuse(http.StatusBadRequest, "Missing field in JSON data: type")
 	}
-	unlock, err := ss.paths.lock(r.Context(), r.Who.Name+"\x00"+*req.path)
+	unlock, err := ss.locks.lock(r.Context(), r.Who.Name+"\x00"+*req.path)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	all, err := ss.all(r.Context(), r.Who)
-	if err != nil {
-		return err
-	}
 	same := func(f found) bool {
 		// Another user's notebook may have the same path. Its session counts only if the request names its kernel.
 		return f.session.Path == *req.path && f.offers(r.Who) &&
 			(f.kernel.Owner == r.Who.Owner() || r.Who.Sole || f.kernel.ID == req.kernelID &&
 				r.Who.AccessTo(f.kernel) >= useKernel)
 	}
-	if i := slices.IndexFunc(all, same); i >= 0 {
-		r.Kernel = all[i].kernel.ID
-		return ss.answerSession(w, r, http.StatusCreated, all[i])
+	f, there, err := ss.find(r, same)
+	if err == nil && there {
+		var unlock func()
+		if unlock, err = ss.locks.lock(r.Context(), f.kernel.ID); err == nil {
+			unlock()
+			f, there, err = ss.find(r, same)
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case there:
+		r.Kernel = f.kernel.ID
+		return ss.answerSession(w, r, http.StatusCreated, f)
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind,
 		User: r.Who.Owner()}
@@ -265,19 +276,29 @@ func (ss *sessions) createSession(w http.ResponseWriter, r *call) error {
 	if req.kernelID != "" {
 		// The session of a running kernel is only stored.
 		k, err := ss.sessionKernel(r.Context(), r.Who, req.kernelID)
-		if err == nil {
-			return ss.storeSession(w, r, http.StatusCreated, s, k)
+		runs := err == nil
+		if runs {
+			err = ss.storeSession(w, r, http.StatusCreated, s, k)
 		}
 		if !errors.Is(err, launcher.ErrNotFound) {
 			return err
 		}
-		if unused(req.kernelID, err) {
+		if !runs && unused(req.kernelID, err) { // otherwise it has just ended
 			id = req.kernelID
 		}
 	}
 	return ss.startForSession(r, s, id, req.kernelName, func(k launcher.Kernel) error {
 		return ss.storeSession(w, r, http.StatusCreated, s, k)
 	})
+}
+
+// find returns the first session that the caller may see and that is the one.
+func (ss *sessions) find(r *call, is func(found) bool) (f found, there bool, err error) {
+	all, err := ss.all(r.Context(), r.Who)
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return all[i], true, nil
+	}
+	return found{}, false, err
 }
 
 // unused reports whether a new kernel may get an id that a client has chosen. notFound is the error of looking for a
@@ -330,14 +351,25 @@ func (ss *sessions) storeSession(
 	w http.ResponseWriter, r *call, status int, s launcher.Session, k launcher.Kernel,
 ) error {
 	r.Kernel = k.ID
-	stored, err := ss.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
-		return withSession(all, s, k.Owner)
-	})
+	stored, err := ss.addSession(r.Context(), s, k)
 	if err != nil {
 		return err
 	}
 	k.Sessions = stored
 	return ss.answerSession(w, r, status, found{s, k})
+}
+
+// addSession stores a session with a kernel. It waits while the kernel may be ending. The error is launcher.ErrNotFound
+// if the kernel has ended.
+func (ss *sessions) addSession(ctx context.Context, s launcher.Session, k launcher.Kernel) ([]launcher.Session, error) {
+	unlock, err := ss.locks.lock(ctx, k.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return ss.updateSessions(ctx, k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
+		return withSession(all, s, k.Owner)
+	})
 }
 
 func (ss *sessions) updateSessions(
@@ -422,10 +454,14 @@ func (ss *sessions) moveSession(
 	w http.ResponseWriter, r *call, s launcher.Session, f found, to launcher.Kernel,
 ) error {
 	from := f.kernel.ID
-	add := func(all []launcher.Session) ([]launcher.Session, error) { return withSession(all, s, to.Owner) }
-	if _, err := ss.updateSessions(r.Context(), to.ID, add); err != nil {
+	if _, err := ss.addSession(r.Context(), s, to); err != nil {
 		return err
 	}
+	unlock, err := ss.locks.lock(r.Context(), from)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	remove := func(all []launcher.Session) ([]launcher.Session, error) { return without(all, s.ID), nil }
 	rest, err := ss.updateSessions(r.Context(), from, remove)
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
@@ -441,36 +477,4 @@ func (ss *sessions) moveSession(
 			logkey.Err, err)
 	}
 	return ss.answerSession(w, r, http.StatusOK, found{s, to})
-}
-
-// pathLocks makes requests for one path wait for each other. A path has an entry only while a request holds it.
-type pathLocks struct {
-	mu     sync.Mutex
-	byPath map[string]chan struct{} // guarded by mu; closed when the path is unlocked
-}
-
-// lock waits for the path and returns the function that unlocks it.
-func (l *pathLocks) lock(ctx context.Context, path string) (func(), error) {
-	for {
-		l.mu.Lock()
-		unlocked, held := l.byPath[path]
-		if !held {
-			unlocked = make(chan struct{})
-			l.byPath[path] = unlocked
-		}
-		l.mu.Unlock()
-		if !held {
-			return func() {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				delete(l.byPath, path)
-				close(unlocked)
-			}, nil
-		}
-		select {
-		case <-unlocked:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
 }

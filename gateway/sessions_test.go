@@ -118,6 +118,55 @@ func TestSessions_OneKernel(t *testing.T) {
 	}
 }
 
+// TestSessions_WhileTheKernelEnds: a session that is asked for while the last one of its kernel ends gets a kernel that
+// lives, whichever request has ended the other.
+func TestSessions_WhileTheKernelEnds(t *testing.T) {
+	for name, c := range map[string]struct{ method, body, path, kernel string }{
+		"DELETE and the same path":   {"DELETE", "", "a.ipynb", ""},
+		"DELETE and the kernel's id": {"DELETE", "", "b.ipynb", idA},
+		"PATCH and the kernel's id":  {"PATCH", `{"kernel": {"id": "` + idB + `"}}`, "b.ipynb", idA},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGateway(t, nil)
+			g.fake.add(idA, "python3", api.Idle)
+			g.fake.add(idB, "python3", api.Idle)
+			create := func(path, kernel string) reply {
+				return g.do("POST", "/api/sessions",
+					`{"path": "`+path+`", "type": "notebook", "kernel": {"id": "`+kernel+`", "name": "python3"}}`)
+			}
+			old := decode[sessionModel](t, create("a.ipynb", idA).want(t, 201, idA)).ID
+			stops, looks, release := make(chan struct{}), make(chan struct{}, 100), make(chan struct{})
+			g.fake.stopping = func(id string) {
+				close(stops)
+				<-release
+				g.fake.change(func() { g.fake.gone[id] = &launcher.GoneError{ID: id, Reason: "its session ended", At: time.Now()} })
+			}
+			g.fake.list = func() ([]launcher.Kernel, error) {
+				all, err := g.fake.listForReal()
+				looks <- struct{}{}
+				return all, err
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { g.do(c.method, "/api/sessions/"+old, c.body) })
+			<-stops
+			for len(looks) > 0 {
+				<-looks
+			}
+			var created reply
+			wg.Go(func() { created = create(c.path, c.kernel) })
+			<-looks // it has seen the kernel
+			close(release)
+			wg.Wait()
+			s := decode[sessionModel](t, created.want(t, 201, c.path))
+			g.do("GET", "/api/sessions/"+s.ID, "").want(t, 200, s.Kernel.ID)
+			g.do("GET", "/api/kernels/"+s.Kernel.ID, "").want(t, 200, s.Kernel.ID)
+			if why := g.fake.stopped(); why[idA] == "" || s.Kernel.ID == idA || len(why) != 1 {
+				t.Errorf("the session has kernel %s, and these have ended: %v", s.Kernel.ID, why)
+			}
+		})
+	}
+}
+
 func TestSessions_Create(t *testing.T) {
 	g := startGateway(t, nil)
 	for body, status := range map[string]int{
