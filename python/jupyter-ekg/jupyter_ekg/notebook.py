@@ -12,7 +12,7 @@ from typing import Any, Callable
 import nbformat
 from nbformat.v4.rwbase import rejoin_lines, split_lines
 
-from .outputs import Execution
+from .outputs import Execution, moment
 
 # The type of an output that shows a widget.
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -86,6 +86,13 @@ class Notebook:
     def source(cell: dict[str, Any]) -> str:
         """A cell's source."""
         return _joined(cell.get("source"))
+
+    @staticmethod
+    def began(cell: dict[str, Any]) -> float | None:
+        """When the run of a cell's outputs began, if a front end has noted it: JupyterLab with ``recordTiming``."""
+        metadata = cell.get("metadata")
+        timing = metadata.get("execution") if isinstance(metadata, dict) else None
+        return moment(timing.get("iopub.execute_input")) if isinstance(timing, dict) else None
 
     def save(self) -> bool:
         """Replaces the file atomically and keeps its layout. Raises NotebookError.

@@ -6,10 +6,13 @@ nbclient reads the messages, also those of Output widgets, as if it had run the 
 from __future__ import annotations
 
 import base64
+import time
 from collections import deque
+from datetime import datetime
 from typing import Any
 
 import nbformat
+from jupyter_client.jsonutil import parse_date
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete
 from nbclient.output_widget import OutputWidget
@@ -20,6 +23,8 @@ _LOST = "[ekg] {} messages of output are missing here\n"
 LOST_BEGINNING = ", its beginning among them"
 
 _MAX_SEEN = 20_000
+
+_SAME = 1.0  # seconds between the times that two clients note of one run
 
 # The members that an output has from its message. The value takes the place of one that has another type.
 _OUTPUTS: dict[str, dict[str, Any]] = {
@@ -147,6 +152,7 @@ class Execution:
         self.code: str | None = None  # None if the log has dropped the beginning of the execution
         self.count: int | None = None
         self.counts: list[int] = []  # of the runs of this cell and source in this kernel's session, up to this run
+        self.begins: list[float] = []  # when these began, by the kernel's clock, as far as it says that
         self.kernel_session = ""
         self.running = True
         self.followed = False  # it ran when the log was read first
@@ -215,11 +221,12 @@ class Execution:
             pass
         self._clear = self._reader.clear_before_next_output
 
-    def reason_to_keep(self, source: str, count: int | None, empty: bool) -> str:
+    def reason_to_keep(self, source: str, count: int | None, empty: bool, began: float | None = None) -> str:
         """Returns why a cell of a notebook keeps its own outputs, or "" if this execution can replace them.
 
         It can if it is the cell's run, or a later one in the kernel's same session, and the log has it without a gap.
-        A run that goes on is later than a file's. A cell without a number was saved while it ran, or was cleared.
+        A run that goes on is later than a file's. A cell without a number was saved while it ran, or was cleared. began
+        is when the file's run began, if the file says that. Else runs of two sessions are told apart by their numbers.
         """
         if self.code is not None and source != self.code:
             return "its source was changed since it ran"
@@ -227,7 +234,13 @@ class Execution:
             return ""
         if self.lost or self.beginning_lost:
             return f"{self.lost} of its messages are lost{LOST_BEGINNING * self.beginning_lost}"
-        if count is not None and count not in self.counts and not (self.running or self.followed):
+        if self.running or self.followed:
+            return ""
+        if began is not None and self.begins:
+            if all(abs(began - begin) > _SAME for begin in self.begins):
+                at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
+                return f"the log has no run of it that began at {at} UTC"
+        elif count is not None and count not in self.counts:
             return f"the log has no run [{count}] of it, but only [{self.count or ' '}]"
         return ""
 
@@ -312,14 +325,25 @@ class Log:
         if kind == "execute_input":
             execution.code, execution.kernel_session = str(msg["content"].get("code", "")), str(header.get("session"))
             if before and (before.code, before.kernel_session) == (execution.code, execution.kernel_session):
-                execution.counts = before.counts
+                execution.counts, execution.begins = before.counts, before.begins
             execution.counts.append(_integer(msg["content"].get("execution_count")))
+            if (began := moment(header.get("date"))) is not None:
+                execution.begins.append(began)
         elif self.lost:
             execution.missing(self.lost)
         if before is not None:
             self._executions.pop(before.msg_id, None)
         self.cells[cell] = self._executions[msg_id] = execution
         return execution
+
+
+def moment(text: Any) -> float | None:
+    """Returns a time of a message's header, or of a cell's metadata. It is None for anything else."""
+    try:
+        date = parse_date(text) if isinstance(text, str) else None
+        return date.timestamp() if isinstance(date, datetime) else None
+    except (OverflowError, ValueError):
+        return None
 
 
 def overwritten(text: str) -> str:

@@ -282,7 +282,8 @@ def apply(notebook: Notebook, log: Log) -> list[str]:
             continue
         place, cell = found
         remarks = []
-        if why := execution.reason_to_keep(notebook.source(cell), cell.get("execution_count"), not cell.get("outputs")):
+        present = notebook.source(cell), cell.get("execution_count"), not cell.get("outputs"), notebook.began(cell)
+        if why := execution.reason_to_keep(*present):
             remarks.append(f"is kept as it is in the file: {why}")
         elif notebook.restore(cell, execution, widgets if log.is_whole(execution) else {}):
             count = len(execution.outputs)

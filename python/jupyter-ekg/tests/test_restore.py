@@ -45,10 +45,12 @@ class Lines:
             }
         )
 
-    def begin(self, msg_id, code="code", count=1, cell="c1", session="the kernel's"):
+    def begin(self, msg_id, code="code", count=1, cell="c1", session="the kernel's", date=None):
         self(msg_id, "status", {"execution_state": "busy"}, cell)
         self(msg_id, "execute_input", {"code": code, "execution_count": count}, cell)
         self.all[-1]["header"]["session"] = session
+        if date is not None:
+            self.all[-1]["header"]["date"] = date
 
     def print(self, msg_id, text, name="stdout", cell="c1"):
         self(msg_id, "stream", {"name": name, "text": text}, cell)
@@ -261,6 +263,34 @@ def test_the_file_is_kept_where_the_log_may_be_worse(notebook, lines, why):
     [said] = restored(notebook, say)
     assert said.endswith(f"]: is kept as it is in the file: {why}") and said.startswith("cell 2 [")
     assert notebook.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("noted", "why"),
+    [
+        ("2026-01-02T03:04:05.000001Z", ""),  # the newest run
+        ("2026-01-02T04:00:00.4+01:00", ""),  # an earlier run in the same session, by another client's notes
+        ("2026-01-02T02:00:00Z", "the log has no run of it that began at 2026-01-02 02:00:00 UTC"),
+        ("2026-01-03T00:00:00Z", "the log has no run of it that began at 2026-01-03 00:00:00 UTC"),
+        ("no date", ""),  # the numbers decide
+        (5, ""),
+    ],
+)
+def test_runs_of_two_sessions_with_one_number(notebook, noted, why):
+    """If the file says when its run began, only that run counts, or a later one in the same session."""
+    content = json.loads(notebook.read_text())
+    content["cells"][1]["metadata"]["execution"] = {"iopub.execute_input": noted}
+    notebook.write_text(json.dumps(content))
+    say = Lines()
+    say.begin("w", session="the kernel before", date="2026-01-02T02:00:00Z")
+    say.end("w")
+    say.begin("a0", date="2026-01-02T03:00:00.000000Z")
+    say.end("a0")
+    say.begin("a", count=1, date="2026-01-02T03:04:05.000001Z")
+    say.print("a", "the whole run\n")
+    say.end("a")
+    [said] = restored(notebook, say)
+    assert said == f"cell 2 [1]: " + (f"is kept as it is in the file: {why}" if why else "1 output restored")
 
 
 def test_a_cell_without_a_number_was_running_when_it_was_saved(notebook):
