@@ -224,6 +224,39 @@ func TestPieces_DeadAnywhere(t *testing.T) {
 	}
 }
 
+// The same around the moments in which the outputs of many cells are put on a shelf.
+func TestPieces_DeadWithShelves(t *testing.T) {
+	const n = 140
+	shelves := 0
+	for left := 150; left < 700; left += 97 {
+		synctest.Test(t, func(t *testing.T) {
+			records, kernel := &launchertest.MemoryRecords{}, newPrinter(1, 100)
+			id := submit(t, New(records, kernel, Policy{}, slog.New(slog.DiscardHandler)), cells(n))
+			_, endA := kernel.newRunner(&mortal{MemoryRecords: records, left: left})
+			time.Sleep(3 * time.Minute)
+			b, endB := kernel.newRunner(records)
+			time.Sleep(4 * time.Minute)
+			endA()
+			wantState(t, b, id, Succeeded, "")
+			endB()
+			kernel.check(t, b, id, n)
+			onlyNamed(t, b, id)
+			s, err := b.store.job(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			state, err := parseState(s.Run)
+			if err != nil {
+				t.Fatal(err)
+			}
+			shelves += len(state.Shelves)
+		})
+	}
+	if shelves == 0 {
+		t.Error("no job has a shelf")
+	}
+}
+
 // failing is records with one write that fails. With applied it is carried out, and its answer is lost.
 type failing struct {
 	*mortal

@@ -5,8 +5,9 @@
 // A run can be left at any moment, and another gateway can go on with it. What it stores has two forms:
 //
 //   - Pieces. The skeleton is the notebook, and its cells are as they were before they ran, without outputs. A part has
-//     outputs of one cell, with the cell's count and metadata: most finished cells have one part. The state of a
-//     widget's comm is a piece, too. A piece is never changed: what changes gets a new piece. See pieces.go.
+//     outputs of one cell, with the cell's count and metadata: most finished cells have one part. Small parts of many
+//     finished cells become one piece, a shelf. So a State is short; see shelf.go. The state of a widget's comm is a
+//     piece, too. A piece is never changed: what changes gets a new piece. See pieces.go.
 //   - State, the record of the run. It names the pieces, and has the newest output of the cell that runs.
 //
 // All pieces that a State names are stored before it. Write assembles the notebook of a State, one cell at a time. A

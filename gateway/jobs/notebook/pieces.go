@@ -30,7 +30,8 @@ type part struct {
 	// Inline is the last part of the cell that runs, in the place of a piece.
 	Inline json.RawMessage `json:"inline,omitempty"`
 
-	list []*output // while it is in memory
+	list  []*output // while it is in memory
+	shelf string    // the name in the piece, which is a shelf; "" for other pieces
 }
 
 const (
@@ -97,11 +98,9 @@ func (c *cell) adopt(content partContent) error {
 
 // readPart reads a part that is stored.
 func readPart(ctx context.Context, pieces Pieces, p *part) (content partContent, err error) {
-	raw := []byte(p.Inline)
-	if p.Piece != "" {
-		if raw, err = pieces.Get(ctx, p.Piece); err != nil {
-			return content, err
-		}
+	raw, err := p.raw(ctx, pieces)
+	if err != nil {
+		return content, err
 	}
 	all, err := viewObject(raw)
 	if err != nil {
@@ -122,7 +121,7 @@ func (r *run) open(ctx context.Context, at int, p *part) error {
 		return err
 	}
 	r.fresh += p.Size
-	p.list, p.Piece, p.Inline = parseOutputs(content.Outputs), "", nil
+	p.list, p.Piece, p.Inline, p.shelf = parseOutputs(content.Outputs), "", nil, ""
 	if c := r.doc.cells[at]; !c.known && p == c.parts[len(c.parts)-1] {
 		return c.adopt(content)
 	}
@@ -210,14 +209,19 @@ func (r *run) resume(ctx context.Context) error {
 	if r.doc, err = Read(skeleton); err != nil {
 		return err
 	}
+	cells, err := r.state.cells(ctx, r.Pieces)
+	if err != nil {
+		return err
+	}
+	if r.Again {
+		r.state = r.doc.again(r.state, cells)
+	}
+	r.state.Cells = maps.Clone(r.state.Cells) // Resume stays as it is
 	if r.state.Cells == nil {
 		r.state.Cells = map[int][]*part{}
 	}
-	if r.Again {
-		r.state = r.doc.again(r.state)
-	}
 	for i, c := range r.doc.cells {
-		c.parts = r.state.Cells[i]
+		c.parts = cells[i]
 		c.known = len(c.parts) == 0
 		for _, p := range c.parts {
 			r.size += p.Size
@@ -269,6 +273,9 @@ func (r *run) store(ctx context.Context) (err error) {
 		r.state.Cells[at] = c.parts
 	}
 	clear(r.dirty)
+	if err := r.shelve(ctx); err != nil {
+		return err
+	}
 	kept := int64(0) // of models in memory
 	for _, id := range slices.Sorted(maps.Keys(r.state.Widgets)) {
 		w := r.state.Widgets[id]
@@ -308,6 +315,7 @@ func (s *State) Names() (names []string) {
 	if s.Skeleton != "" {
 		names = append(names, s.Skeleton)
 	}
+	names = append(names, s.Shelves...)
 	for _, parts := range s.Cells {
 		for _, p := range parts {
 			if p.Piece != "" {

@@ -91,17 +91,24 @@ func (d *Document) Prepare(p Plan) error {
 
 // again makes the notebook ready for another run, after the kernel of a run was lost. It returns the state in which the
 // new run begins. That runs the cells with parameters, and the cells from Plan.Restart on. The others keep their
-// outputs. last is the state of the run that was lost.
-func (d *Document) again(last State) State {
+// outputs. last is the state of the run that was lost, with all its cells, from which those that run again are removed.
+func (d *Document) again(last State, cells map[int][]*part) State {
 	d.reset()
-	next := State{Restart: last.Restart, Again: true, Widgets: last.Widgets, Cells: map[int][]*part{},
-		Raised: map[int]*raised{}}
-	for i, parts := range last.Cells {
-		if i < last.Restart && i < len(d.cells) && !d.cells[i].hasParameters() {
-			next.Cells[i] = parts
-			if e := last.Raised[i]; e != nil {
-				next.Raised[i] = e
+	next := State{Restart: last.Restart, Again: true, Widgets: last.Widgets, Shelves: last.Shelves,
+		Cells: map[int][]*part{}, Raised: map[int]*raised{}}
+	for i, parts := range cells {
+		onShelf := len(parts) == 1 && parts[0].shelf != ""
+		if i >= last.Restart || i >= len(d.cells) || d.cells[i].hasParameters() {
+			if delete(cells, i); onShelf {
+				next.Cells[i] = nil // it is not where the shelf has it
 			}
+			continue
+		}
+		if !onShelf {
+			next.Cells[i] = parts
+		}
+		if e := last.Raised[i]; e != nil {
+			next.Raised[i] = e
 		}
 	}
 	return next

@@ -49,6 +49,7 @@ type State struct {
 	present
 
 	Skeleton string             `json:"skeleton,omitempty"` // name of its piece
+	Shelves  []string           `json:"shelves,omitempty"`  // names of pieces with cells that Cells does not have
 	Cells    map[int][]*part    `json:"cells,omitempty"`    // by index; none for cells that have not run
 	Widgets  map[string]*widget `json:"widgets,omitempty"`  // by comm
 	Displays map[string][]place `json:"displays,omitempty"`

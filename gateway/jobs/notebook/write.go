@@ -46,7 +46,10 @@ func Write(
 	if err != nil {
 		return err
 	}
-	w := &assembly{to: bufio.NewWriterSize(to, 64<<10), d: d, s: s, pieces: pieces, newer: newer}
+	w := &assembly{to: bufio.NewWriterSize(to, 64<<10), d: d, s: s, pieces: &lastRead{Pieces: pieces}, newer: newer}
+	if err := w.take(ctx, s); err != nil {
+		return err
+	}
 	if err := w.object(ctx, d.top, "", map[string]func(context.Context) error{
 		"cells": w.cells, "metadata": w.metadata}); err != nil {
 		return err
@@ -162,8 +165,23 @@ func (w *assembly) fill(ctx context.Context, at int) error {
 		if err != nil {
 			return err
 		}
-		w.s.Cells, w.s.Widgets = now.Cells, now.Widgets
+		if err := w.take(ctx, now); err != nil {
+			return err
+		}
 	}
+}
+
+// take takes the cells and the widgets of a state, or of a newer one if a shelf has gone.
+func (w *assembly) take(ctx context.Context, s State) error {
+	cells, err := s.cells(ctx, w.pieces)
+	for err != nil {
+		if s, err = w.newer(ctx, err); err != nil {
+			return err
+		}
+		cells, err = s.cells(ctx, w.pieces)
+	}
+	w.s.Cells, w.s.Widgets = cells, s.Widgets
+	return nil
 }
 
 func (w *assembly) tryFill(ctx context.Context, at int) error {
