@@ -93,25 +93,41 @@ func TestLimits_Readers(t *testing.T) {
 	g.fake.restarting = func(string) (func(), error) {
 		return nil, &launcher.LimitError{Limit: "kernels-per-user", Owner: "ann", Reason: secret}
 	}
-	g.fake.add(idA, "python3", api.Dead)
+	g.fake.addStarting(idA, "")
+	g.fake.add(idB, "python3", api.Idle)
 	g.fake.change(func() {
+		g.fake.kernels[idB].Owner = "ann"
 		k := g.fake.kernels[idA]
+		k.Sessions = []launcher.Session{{ID: "s1", User: "ann", Path: "a.ipynb", Name: "a", Type: "notebook"}}
 		k.Owner, k.Limit, k.Reason = "ann", "kernels-per-user", secret
 		k.SharedWith = []launcher.Grant{{User: "bob", Right: launcher.Use}}
 	})
 	path := "/api/kernels/" + idA
-	for _, ask := range [][2]string{{"POST", path + "/restart"}, {"GET", path}, {"GET", "/api/kernels"},
-		{"POST", path + "/interrupt"}, {"GET", path + "/log"}, {"GET", path + "/timeline"}, {"GET", path + "/channels"}} {
-		change := []func(*http.Request){as("bob")}
-		if strings.HasSuffix(ask[1], "/channels") {
-			change = append(change, asUpgrade)
-		}
-		got := g.do(ask[0], ask[1], "", change...)
-		if strings.Contains(got.body, idB) || strings.Contains(got.body, "you have") {
-			t.Errorf("%q shows bob %s", ask, got.body)
-		}
-		if ask[0] == "GET" && ask[1] == path && !strings.Contains(got.body, "limit kernels-per-user") {
-			t.Errorf("%q does not tell bob the limit: %s", ask, got.body)
+	for _, state := range []api.State{api.Starting, api.Dead} {
+		g.fake.change(func() { g.fake.kernels[idA].State = state })
+		for _, ask := range [][2]string{{"POST", path + "/restart"}, {"GET", path}, {"GET", "/api/kernels"},
+			{"GET", "/api/sessions"}, {"POST", path + "/interrupt"}, {"GET", path + "/log"}, {"GET", path + "/timeline"},
+			{"GET", "/api/gpus"}, {"GET", "/api/limits"}, {"GET", "/api/jobs"}, {"GET", "/api/kernels/" + idB},
+			{"PATCH", path}, {"DELETE", path}, {"POST", "/api/jobs"}, {"GET", path + "/channels"}} {
+			if strings.HasSuffix(ask[1], "/channels") && state == api.Starting {
+				continue // it waits in the lobby, see TestLimits_Lobby
+			}
+			change := []func(*http.Request){as("bob")}
+			if strings.HasSuffix(ask[1], "/channels") {
+				change = append(change, asUpgrade)
+			}
+			body := map[string]string{"PATCH": "{}"}[ask[0]]
+			if ask[1] == "/api/jobs" && ask[0] == "POST" {
+				body = `{"kernel":"` + idA + `","notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[]}}`
+			}
+			got := g.do(ask[0], ask[1], body, change...)
+			if strings.Contains(strings.ReplaceAll(got.body, "not exist: "+idB, ""), idB) ||
+				strings.Contains(got.body, "you have") {
+				t.Errorf("%s: %q shows bob %s", state, ask, got.body)
+			}
+			if ask[0] == "GET" && ask[1] == path && !strings.Contains(got.body, "limit kernels-per-user") {
+				t.Errorf("%s: %q does not tell bob the limit: %s", state, ask, got.body)
+			}
 		}
 	}
 	for _, user := range []string{"ann", "root"} {

@@ -42,7 +42,7 @@ func (s *Service) Explain(ctx context.Context, who Caller, id string, err error)
 			Message: "The kernel is dead: " + who.ReasonOf(&k)}
 	case kernelErr == nil && errors.Is(err, launcher.ErrNoSupervisor):
 		return &Refusal{Class: Unavailable, Reason: "Kernel is starting", Err: err,
-			Message: launcher.StartingText(k.Reason)}
+			Message: launcher.StartingText(who.ReasonOf(&k))}
 	}
 	return err
 }

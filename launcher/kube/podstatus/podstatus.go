@@ -37,8 +37,8 @@ const (
 	ClassDied    Class = "died"    // the pod has ended, or is about to end
 )
 
-// Reason says why a kernel's pod is not running. Text is one sentence for the kernel's owner, without its full stop and
-// without control characters, of at most 500 characters.
+// Reason says why a kernel's pod is not running. Text is one sentence for all who may see the kernel, without its full
+// stop and without control characters, of at most 500 characters.
 type Reason struct {
 	Class Class
 	Text  string
@@ -66,7 +66,8 @@ func OneLine(text string, limit int) string {
 }
 
 // Explain returns why a kernel's pod is not running, from its status and its events, newest last. Events of other pods
-// are ignored. While the state of the pod stays the same, the text changes only in how long it has lasted.
+// are ignored. While the state of the pod stays the same, the text changes only in how long it has lasted. The text
+// names no other pod.
 func Explain(pod *corev1.Pod, events []corev1.Event, now time.Time) Reason {
 	e := explanation{pod: pod, now: now}
 	for _, event := range events {
@@ -74,6 +75,11 @@ func Explain(pod *corev1.Pod, events []corev1.Event, now time.Time) Reason {
 			e.events = append(e.events, event)
 		}
 	}
+	return withoutOthers(pod, e.explain())
+}
+
+func (e *explanation) explain() Reason {
+	pod := e.pod
 	switch phase := pod.Status.Phase; {
 	case phase == corev1.PodSucceeded || phase == corev1.PodFailed:
 		return e.ended()
@@ -103,7 +109,7 @@ func KernelEnd(pod *corev1.Pod) Reason {
 		}
 		for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
 			if t != nil {
-				return e.containerReason(s.Name, t)
+				return withoutOthers(pod, e.containerReason(s.Name, t))
 			}
 		}
 	}

@@ -145,7 +145,7 @@ func TestExplain(t *testing.T) {
 		{"attach", podOf(onNode), []corev1.Event{event("attachdetach-controller", "FailedAttachVolume",
 			`Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other`, time.Minute)}, ClassWaiting,
 			`its volume is still attached to another node; end the kernel that uses it there (a lost node keeps it for 6 ` +
-				`minutes): Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other`},
+				`minutes): Multi-Attach error for volume "pvc-1" Volume is already used by another pod`},
 		{"CNI", podOf(onNode), []corev1.Event{event("kubelet", "FailedCreatePodSandBox",
 			`Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox "3f": plugin `+
 				`type="bridge" failed (add): no IP addresses available`,
