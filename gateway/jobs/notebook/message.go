@@ -16,6 +16,9 @@ const errorBytes = 1 << 20
 // state of a comm beyond it is not kept.
 const maxNamed = 5000
 
+// maxPlaces bounds the outputs that one display updates, since each display with the id updates all of them.
+const maxPlaces = 500
+
 // place is an output in the document: the indexes of its cell, and of the output among all of the cell.
 type place struct {
 	Cell   int `json:"cell"`
@@ -169,7 +172,7 @@ func (r *run) display(ctx context.Context, at int, c *content, out *object) erro
 	if !r.fits(at, int64(outputCost+len(id)+len(c.Data)+len(c.Metadata)), false) {
 		return nil
 	}
-	if len(r.state.Displays[id]) == 0 && len(r.state.Displays) >= maxNamed {
+	if n := len(r.state.Displays[id]); n == 0 && len(r.state.Displays) >= maxNamed || n >= maxPlaces {
 		id = ""
 	}
 	if id != "" {

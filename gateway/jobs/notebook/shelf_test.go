@@ -8,63 +8,6 @@ import (
 	"testing"
 )
 
-// costOf runs a notebook of cells that print a line each. It returns how many bytes of states and of pieces are stored,
-// and the last state.
-func costOf(t testing.TB, cells int) (bytes int, last *stored) {
-	s := &script{cells: map[string]func(*kernelCell){}}
-	sources := make([]any, cells)
-	for i := range sources {
-		source := strconv.Itoa(i)
-		sources[i] = map[string]any{"cell_type": "code", "metadata": struct{}{}, "source": source, "outputs": []any{},
-			"execution_count": nil}
-		s.cells[source] = func(k *kernelCell) {
-			k.pub("display_data", map[string]any{"data": text(source), "metadata": struct{}{}})
-			k.end("", "")
-		}
-	}
-	d, err := Read(encode(map[string]any{"nbformat": 4, "nbformat_minor": 4, "metadata": struct{}{}, "cells": sources}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pieces := &memory{}
-	last = &stored{pieces: pieces}
-	r := &Run{Conn: s, Document: d, ID: "job-1", Pieces: pieces}
-	r.Save = func(_ context.Context, state *State, _ Progress) error {
-		last.state = encode(state)
-		bytes += len(last.state)
-		return nil
-	}
-	if res, err := r.Do(t.Context()); err != nil || res.Status != Completed {
-		t.Fatal(res, err)
-	}
-	return bytes + pieces.bytes, last
-}
-
-// TestRun_CellCost: a cell of a long notebook costs as much as one of a short notebook.
-func TestRun_CellCost(t *testing.T) {
-	few, _ := costOf(t, 150)
-	many, last := costOf(t, 900)
-	if few, many := few/150, many/900; many > few*5/4 {
-		t.Errorf("a cell stores %d bytes in a notebook of 150 cells, and %d in one of 900", few, many)
-	}
-	if len(last.state) > 16<<10 {
-		t.Errorf("the state has %d bytes", len(last.state))
-	}
-}
-
-func BenchmarkRun_Cells(b *testing.B) {
-	for _, cells := range []int{150, 300, 900, 1800} {
-		b.Run(fmt.Sprint(cells), func(b *testing.B) {
-			bytes := 0
-			for b.Loop() {
-				bytes, _ = costOf(b, cells)
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*cells), "µs/cell")
-			b.ReportMetric(float64(bytes/cells), "stored-B/cell")
-		})
-	}
-}
-
 // TestRun_Shelves: a run that is left at each of its saves, and carried on, has the outputs of all cells, those on
 // shelves, too. Displays on shelves are updated.
 func TestRun_Shelves(t *testing.T) {
