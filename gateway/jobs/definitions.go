@@ -59,6 +59,7 @@ type definition struct {
 
 	version string // as it was read
 	light   bool   // it is from an index, and cannot be written
+	lacks   bool   // it is light, and lacks the parameters, too
 }
 
 // scheduled reports whether it makes jobs by itself.
@@ -267,9 +268,20 @@ func (m *Manager) Definitions(ctx context.Context, want func(*Definition) bool) 
 	}
 	list := []Definition{}
 	for i := range all {
-		if want(&all[i].Definition) {
-			list = append(list, all[i].shown())
+		if !want(&all[i].Definition) {
+			continue
 		}
+		if all[i].lacks {
+			switch d, err := m.store.definition(ctx, all[i].ID); {
+			case errors.Is(err, launcher.ErrNoRecord): // it was removed meanwhile
+				continue
+			case err != nil:
+				return nil, err
+			default:
+				all[i] = d
+			}
+		}
+		list = append(list, all[i].shown())
 	}
 	return list, nil
 }

@@ -163,6 +163,9 @@ func decodeLight(r launcher.Record) (stored, error) {
 func decodeLightDefinition(r launcher.Record) (definition, error) {
 	d, err := decodeDefinition(r)
 	d.light, d.Start = true, kernels.Wish{}
+	if d.lacks = len(d.Parameters) > maxListed; d.lacks {
+		d.Parameters = nil
+	}
 	return d, err
 }
 

@@ -117,6 +117,15 @@ func TestManager_DefinitionCosts(t *testing.T) {
 	if again := list(); again != 0 {
 		t.Errorf("a list without changes reads %d bytes", again)
 	}
+	for id, k := range m.defines.known {
+		if text, err := json.Marshal(k.value); err != nil || len(text) > 2<<10 {
+			t.Errorf("the index has %d bytes of definition %s, %v", len(text), id, err)
+		}
+	}
+	own, err := m.Definitions(t.Context(), func(d *Definition) bool { return d.Owner == "eve" })
+	if err != nil || len(own) != 5 || len(own[0].Parameters) < 50<<10 {
+		t.Errorf("eve has %d definitions, %v, without their parameters", len(own), err)
+	}
 }
 
 // held counts listings, and keeps each until pass is closed.

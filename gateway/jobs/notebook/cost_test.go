@@ -155,7 +155,7 @@ func TestRun_OutputCost(t *testing.T) {
 	}
 }
 
-// TestRun_Places: a display that is shown very often updates a bounded number of outputs. Others are shown as they came.
+// TestRun_Places: a display that is shown very often updates a bounded number of outputs. Others stay as they came.
 func TestRun_Places(t *testing.T) {
 	s := &script{cells: map[string]func(*kernelCell){"c": func(k *kernelCell) {
 		for range maxPlaces + 10 {
