@@ -32,14 +32,39 @@ const releaseTime = 5 * time.Second
 // errBusy says that others of an owner's submissions are being stored, and the caller does not wait for them.
 var errBusy = errors.New("jobs: other submissions of its owner are being stored")
 
-// turns has a channel of capacity 1 for each room. It has one element while a reservation is made there: those of one
-// gateway wait for each other.
-type turns struct{ rooms sync.Map }
+// turns has a channel of capacity 1 for each room in which reservations are being made. It has one element while one is
+// made there: those of one gateway wait for each other.
+type turns struct {
+	mu    sync.Mutex
+	rooms map[string]*turn
+}
 
-func (t *turns) of(room string) chan struct{} {
-	turn, _ := t.rooms.LoadOrStore(room, make(chan struct{}, 1))
-	c, _ := turn.(chan struct{})
-	return c
+// turn is the turn of a room. turns.mu guards users: those who have the channel.
+type turn struct {
+	c     chan struct{}
+	users int
+}
+
+// of returns the channel of a room. leave must be called when it is not used any more.
+func (t *turns) of(room string) (c chan struct{}, leave func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rooms == nil {
+		t.rooms = map[string]*turn{}
+	}
+	of := t.rooms[room]
+	if of == nil {
+		of = &turn{c: make(chan struct{}, 1)}
+		t.rooms[room] = of
+	}
+	of.users++
+	return of.c, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if of.users--; of.users == 0 {
+			delete(t.rooms, room)
+		}
+	}
 }
 
 // roomID returns the id of an owner's room.
@@ -97,7 +122,8 @@ func (m *Manager) reserve(
 		return func() {}, nil
 	}
 	in := roomID(what, owner)
-	turn := m.turns.of(in)
+	turn, leave := m.turns.of(in)
+	defer leave()
 	select {
 	case turn <- struct{}{}:
 	default:

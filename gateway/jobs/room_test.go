@@ -88,6 +88,11 @@ func TestManager_LimitsAtOnce(t *testing.T) {
 			if n := submitAll(); n != 2 {
 				t.Errorf("after two have ended, %d jobs were accepted", n)
 			}
+			for i, m := range gateways {
+				if n := len(m.turns.rooms); n != 0 {
+					t.Errorf("gateway %d still has the turns of %d rooms", i, n)
+				}
+			}
 		})
 	}
 }
@@ -256,7 +261,7 @@ func TestManager_BusyRoom(t *testing.T) {
 		m, end := gatewayOf(&launchertest.MemoryRecords{}, newCluster(9), Policy{PerUser: 1}, time.Second)
 		defer end()
 		hers, his := define(t, m, "ann", "hers", "@hourly", ""), define(t, m, "bob", "his", "@hourly", "")
-		turn := m.turns.of(roomID("jobs", "ann"))
+		turn, done := m.turns.of(roomID("jobs", "ann"))
 		turn <- struct{}{}
 		left, leave := context.WithTimeout(t.Context(), time.Second)
 		defer leave()
@@ -267,11 +272,13 @@ func TestManager_BusyRoom(t *testing.T) {
 		wantDues(t, m, his, "01-01 01:00")
 		wantDues(t, m, hers)
 		<-turn
+		done()
 		time.Sleep(time.Minute)
 		wantDues(t, m, hers, "01-01 01:00")
 		long := New(m.store.keeper, newCluster(0), m.policy, slog.New(slog.DiscardHandler))
 		submit(t, long, submission("eve", "waits"))
-		long.turns.of(roomID("jobs", "eve")) <- struct{}{}
+		other, _ := long.turns.of(roomID("jobs", "eve"))
+		other <- struct{}{}
 		var many *TooManyError
 		if _, _, err := long.Submit(t.Context(), submission("eve", "more")); !errors.As(err, &many) {
 			t.Errorf("a submission over the limit gets %v", err)
