@@ -234,14 +234,14 @@ func picture(mediaType string, size int) json.RawMessage {
 // TestBudget_Runs: runs whose outputs are together many times as large as the budget keep within it, and lose nothing.
 // None waits for another one for ever.
 func TestBudget_Runs(t *testing.T) {
-	const runs, size = 4, 1 << 20
+	const runs, size = 4, 256 << 10
 	for name, kernel := range map[string]*speaker{
 		"text":    {msgType: "stream", contents: []json.RawMessage{stream(size), stream(size), stream(100), stream(size)}},
-		"lines":   {msgType: "stream", contents: slices.Repeat([]json.RawMessage{stream(4000)}, 500)},
+		"lines":   {msgType: "stream", contents: slices.Repeat([]json.RawMessage{stream(4000)}, 125)},
 		"display": {msgType: "display_data", contents: slices.Repeat([]json.RawMessage{picture("image/png", size)}, 3)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := many{runs: runs, budget: NewBudget(4 << 20), kernel: kernel}
+			m := many{runs: runs, budget: NewBudget(1 << 20), kernel: kernel}
 			states, pieces, _ := m.do(t)
 			want := 0
 			for _, content := range kernel.contents {
@@ -260,7 +260,7 @@ func TestBudget_Runs(t *testing.T) {
 					t.Errorf("%d pieces are kept, %v; the states name %d", len(files), err, named)
 				}
 			}
-			if used := m.budget.used; used.messages != 0 || used.outputs != 0 || used.peak < 512<<10 || used.peak > 4<<20 {
+			if used := m.budget.used; used.messages != 0 || used.outputs != 0 || used.peak < 128<<10 || used.peak > 1<<20 {
 				t.Errorf("the budget was used so: %+v", used)
 			}
 		})
