@@ -21,7 +21,7 @@ type commands struct {
 	out io.Writer // may be used by several goroutines
 
 	mu      sync.Mutex
-	busy    map[int]bool // process ids
+	busy    map[int]bool // process ids and sessions
 	closed  bool         // no command begins any more
 	running sync.WaitGroup
 }
@@ -70,7 +70,8 @@ func (c *commands) begin(line []byte) {
 	if c.closed {
 		return
 	}
-	if c.busy[command.PID] {
+	subject := max(command.PID, command.Session)
+	if c.busy[subject] {
 		c.answer(gpu.Answer{ID: command.ID, State: gpu.CUDAUnknown,
 			Failure: &gpu.CUDAError{Text: "another command for this process still runs"}})
 		return
@@ -78,11 +79,11 @@ func (c *commands) begin(line []byte) {
 	if c.busy == nil {
 		c.busy = map[int]bool{}
 	}
-	c.busy[command.PID] = true
+	c.busy[subject] = true
 	c.running.Go(func() {
 		a := c.do(command)
 		c.mu.Lock()
-		delete(c.busy, command.PID) // before the answer, or the next command could come too early
+		delete(c.busy, subject) // before the answer, or the next command could come too early
 		c.mu.Unlock()
 		c.answer(a)
 	})

@@ -12,8 +12,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
@@ -30,7 +33,7 @@ func TestMain(m *testing.M) {
 
 // worker is a kernel in short: a process with memory of the GPU, which runs a line of Python at a time.
 const worker = `
-import ctypes, sys, threading
+import ctypes, subprocess, sys, threading
 cuda = ctypes.CDLL(sys.argv[1])
 def call(name, *args):
     code = getattr(cuda, name)(*args)
@@ -51,6 +54,14 @@ def compute(milliseconds):
     global computing
     computing = threading.Thread(target=call, args=("ekgCompute", milliseconds))
     computing.start()
+others = []
+def other(does):
+    program = open("/proc/self/cmdline").read().split("\0")[2]
+    p = subprocess.Popen([sys.executable, "-c", program, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    others.append(p)
+    p.stdin.write((does or "0").encode() + b"\n")
+    p.stdin.flush()
+    p.stdout.readline()
 for line in sys.stdin:
     print(eval(line), flush=True)
 `
@@ -141,6 +152,14 @@ func (m *machine) worker(bytes int) *conversation {
 	w := converse(m.t, exec.Command("python3", "-c", worker, m.library()))
 	w.want(fmt.Sprintf("begin(%d)", bytes), "None")
 	return w
+}
+
+// session starts a process with a session of its own. It has no memory of the GPU yet.
+func (m *machine) session() *conversation {
+	m.t.Helper()
+	cmd := exec.Command("python3", "-c", worker, m.library())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return converse(m.t, cmd)
 }
 
 // helper starts ekg-gpu watch.
@@ -316,4 +335,67 @@ func TestCommands_NoDriver(t *testing.T) {
 	h.say(strings.Repeat("x", 3*maxCommand))
 	h.wants("", gpu.CUDAUnknown, "not a command of ekg-gpu")
 	h.does(gpu.Look, w, gpu.CUDASaved, "")
+}
+
+// A session stands for its only process that uses CUDA. A kernel with none is told so, and one with two is left alone.
+func TestCommands_Session(t *testing.T) {
+	m := newMachine(t)
+	h, session := m.helper(), m.session()
+	does := func(do gpu.Action, want gpu.CUDAState, pid int, failed string) {
+		t.Helper()
+		line, err := json.Marshal(gpu.Command{ID: string(do), Do: do, Session: session.process.Pid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.say(string(line))
+		a := h.answers()
+		text := ""
+		if a.Failure != nil {
+			text = a.Failure.Error()
+		}
+		if a.State != want || a.PID != pid || !strings.Contains(text, failed) || (text == "") != (failed == "") {
+			t.Errorf("%s: got %+v, %q; want %q of %d, %q", do, a, text, want, pid, failed)
+		}
+	}
+	does(gpu.Save, gpu.CUDANone, 0, "")
+	session.want("begin(1 << 20)", "None")
+	does(gpu.Save, gpu.CUDASaved, session.process.Pid, "")
+	does(gpu.Restore, gpu.CUDARunning, session.process.Pid, "")
+	session.want("held()", "variables")
+	session.want("other('')", "None") // it has no CUDA
+	does(gpu.Look, gpu.CUDARunning, session.process.Pid, "")
+	session.want("other('begin(1 << 20)')", "None")
+	does(gpu.Save, gpu.CUDAUnknown, 0, "2 processes of the kernel use CUDA")
+	session.want("held()", "variables")
+}
+
+// A process that has the GPU open and cannot be saved would lose what it has there.
+func TestGPUFiles_Users(t *testing.T) {
+	proc := t.TempDir()
+	self, err := unix.Getsid(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(proc, fmt.Sprint(os.Getpid()))
+	if err := os.MkdirAll(filepath.Join(dir, "fd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := gpuFiles{proc: proc}
+	for maps, want := range map[string]string{
+		"":                              "[] map[] 0",
+		"7f00 r-xp /lib/libcuda.so.1\n": "[PID] map[] 0",
+		"7f00 rw-s /dev/nvidia-uvm\n":   "[] map[PID:true] 0",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "maps"), []byte(maps), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		mapping, open, unknown := g.users(self)
+		got := strings.ReplaceAll(fmt.Sprint(mapping, open, unknown), fmt.Sprint(os.Getpid()), "PID")
+		if got != want {
+			t.Errorf("%q: got %s, want %s", maps, got, want)
+		}
+	}
+	if mapping, _, _ := g.users(1 << 30); len(mapping) > 0 {
+		t.Errorf("another session: got %v", mapping)
+	}
 }

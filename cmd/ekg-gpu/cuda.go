@@ -45,6 +45,7 @@ const (
 	cuCheckpoint     = "cuCheckpointProcessCheckpoint"
 	cuRestore        = "cuCheckpointProcessRestore"
 	cuUnlock         = "cuCheckpointProcessUnlock"
+	cuRestoreThread  = "cuCheckpointProcessGetRestoreThreadId"
 )
 
 // lockTime is how long a process may go on to compute before it counts as busy. Nothing else has a limit: a save or a
@@ -57,6 +58,7 @@ var cudaStates = []gpu.CUDAState{gpu.CUDARunning, gpu.CUDALocked, gpu.CUDASaved,
 // cuda is NVIDIA's library of CUDA. The driver admits calls from several threads.
 type cuda struct {
 	library string // for dlopen
+	files   gpuFiles
 
 	opening   sync.Mutex
 	functions map[string]unsafe.Pointer // nil: it is not open
@@ -76,7 +78,8 @@ func (c *cuda) open() *gpu.CUDAError {
 		return &gpu.CUDAError{Text: "NVIDIA's library cannot be loaded: " + C.GoString(C.dlerror())}
 	}
 	functions := map[string]unsafe.Pointer{}
-	for _, name := range []string{cuInit, cuGetErrorString, cuGetState, cuLock, cuCheckpoint, cuRestore, cuUnlock} {
+	for _, name := range []string{cuInit, cuGetErrorString, cuGetState, cuLock, cuCheckpoint, cuRestore, cuUnlock,
+		cuRestoreThread} {
 		symbol := C.CString(name)
 		functions[name] = C.dlsym(handle, symbol)
 		C.free(unsafe.Pointer(symbol))
@@ -128,12 +131,56 @@ func (c *cuda) call(name string, pid int) *gpu.CUDAError {
 	return nil
 }
 
+// uses reports whether a process uses CUDA. GetState has an answer also for others.
+func (c *cuda) uses(pid int) bool {
+	var thread C.int
+	return C.ekg_get(c.functions[cuRestoreThread], C.int(pid), &thread) == 0
+}
+
+// user returns the only process of a session that uses CUDA; 0 if none does.
+func (c *cuda) user(session int) (pid int, failure *gpu.CUDAError) {
+	mapping, open, unknown := c.files.users(session)
+	if len(mapping) > 0 {
+		if failure := c.open(); failure != nil {
+			return 0, failure
+		}
+	}
+	var users []int
+	for _, pid := range mapping {
+		if c.uses(pid) {
+			users = append(users, pid)
+			delete(open, pid)
+		}
+	}
+	switch {
+	case len(users) > 1:
+		return 0, &gpu.CUDAError{Text: fmt.Sprintf("%d processes of the kernel use CUDA", len(users))}
+	case len(open) > 0:
+		return 0, &gpu.CUDAError{Text: fmt.Sprintf("the GPU is open in %d processes of the kernel that cannot be saved",
+			len(open))}
+	case unknown > 0:
+		return 0, &gpu.CUDAError{Text: fmt.Sprintf("%d processes of the kernel cannot be looked at", unknown)}
+	case len(users) == 0:
+		return 0, nil
+	}
+	return users[0], nil
+}
+
 // do carries out a command. It takes as long as the driver does.
 func (c *cuda) do(command gpu.Command) (a gpu.Answer) {
 	began := time.Now()
 	a.ID = command.ID
 	defer func() { a.Seconds = time.Since(began).Seconds() }()
 	a.State = gpu.CUDAUnknown
+	if command.Session != 0 {
+		command.PID, a.Failure = c.user(command.Session)
+		if a.Failure == nil && command.PID == 0 {
+			a.State = gpu.CUDANone
+		}
+		if a.PID = command.PID; a.PID == 0 {
+			return a
+		}
+	}
 	if a.Failure = c.open(); a.Failure != nil {
 		return a
 	}

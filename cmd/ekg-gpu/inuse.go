@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -83,4 +84,41 @@ func (g gpuFiles) allSuspended() bool {
 		}
 	}
 	return len(states) > 0
+}
+
+// cudaLibrary is in the path of NVIDIA's library, which a process that uses CUDA has mapped.
+const cudaLibrary = "/libcuda.so"
+
+// users looks for processes of a session that may use a GPU: those that have mapped NVIDIA's library, and those that
+// have a GPU open. It counts those that cannot be looked at.
+func (g gpuFiles) users(session int) (mapping []int, open map[int]bool, unknown int) {
+	open = map[int]bool{}
+	entries, err := os.ReadDir(g.proc)
+	if err != nil {
+		return nil, open, 1
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if of, err := unix.Getsid(pid); err != nil || of != session {
+			continue
+		}
+		maps, err := os.ReadFile(filepath.Join(g.proc, e.Name(), "maps"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		}
+		if err != nil {
+			unknown++
+			continue
+		}
+		if bytes.Contains(maps, []byte(cudaLibrary)) {
+			mapping = append(mapping, pid)
+		}
+		if bytes.Contains(maps, []byte(" /dev/nvidia")) || g.opens(filepath.Join(g.proc, e.Name(), "fd")) {
+			open[pid] = true
+		}
+	}
+	return mapping, open, unknown
 }

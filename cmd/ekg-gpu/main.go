@@ -35,6 +35,9 @@
 //	{"id": "2", "do": "restore", "pid": 4711}
 //	{"answer": "2", "state": "running", "seconds": 0.24}
 //
+// With "session" in place of "pid" it finds the process: the only one of that session that uses CUDA. The answer has
+// its "pid", or the state "none".
+//
 // A command that fails has a failure, and the state says what became of the process: {"call":
 // "cuCheckpointProcessLock", "code": 600, "text": "device not ready"}. Commands that have begun end, even when the
 // standard input has been closed.
@@ -145,11 +148,12 @@ func watch(args []string) int {
 	}
 	signal.Ignore(syscall.SIGPIPE) // an answer to a reader that is gone would end the program, amid another command
 	out := &shared{to: os.Stdout}
-	asked := &commands{do: (&cuda{library: "libcuda.so.1"}).do, out: out}
+	files := gpuFiles{proc: "/proc", devices: "/sys/bus/pci/drivers/nvidia", session: *session}
+	asked := &commands{do: (&cuda{library: "libcuda.so.1", files: files}).do, out: out}
 	defer asked.wait()
 	w := &watcher{meter: meter{lib: nvml.New(), hostPIDs: inHostPIDs()}, every: *every, now: time.Now, out: out,
 		parent: asked.follow(os.Stdin, lastCall, os.Exit)}
-	w.inUse = gpuFiles{proc: "/proc", devices: "/sys/bus/pci/drivers/nvidia", session: *session}.inUse
+	w.inUse = files.inUse
 	if *devices != "" {
 		w.only = strings.Split(*devices, ",")
 	}

@@ -4,15 +4,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Command is one line on the standard input of ekg-gpu watch: what it is to do with the GPU memory of a process. The
 // process has the same user, and is in the same PID namespace. It is not the process of a program that shares its
-// memory with others.
+// memory with others. Exactly one of PID and Session is set.
 type Command struct {
-	ID  string `json:"id"` // comes back in the Answer; at most 100 bytes
-	Do  Action `json:"do"`
-	PID int    `json:"pid"`
+	ID      string `json:"id"` // comes back in the Answer; at most 100 bytes
+	Do      Action `json:"do"`
+	PID     int    `json:"pid,omitempty"`
+	Session int    `json:"session,omitempty"` // stands for the only process of the session that uses CUDA
 }
 
 // Action is what a Command asks for. Each can be asked for again, also by a program that was started after the one that
@@ -34,7 +36,8 @@ const (
 type Answer struct {
 	ID      string     `json:"answer"`
 	State   CUDAState  `json:"state"`
-	Seconds float64    `json:"seconds"` // what the driver took
+	PID     int        `json:"pid,omitempty"` // of the process that uses CUDA, if a session was asked for
+	Seconds float64    `json:"seconds"`       // what the driver took
 	Failure *CUDAError `json:"failure,omitempty"`
 }
 
@@ -48,7 +51,11 @@ const (
 	CUDALocked  CUDAState = "locked"  // it has its GPU memory, and its calls wait
 	CUDASaved   CUDAState = "saved"   // its GPU memory is in the machine's memory
 	CUDAFailed  CUDAState = "failed"  // its GPU memory is lost
-	CUDAUnknown CUDAState = "unknown" // the driver cannot be asked: see Answer.Failure
+	CUDANone    CUDAState = "none"    // no process of the session uses CUDA
+	CUDAUnknown CUDAState = "unknown" // the driver was not asked, and nothing was done: see Answer.Failure
+
+	// CUDAUnanswered is no answer of ekg-gpu: it has ended before. What it has done is to be looked at.
+	CUDAUnanswered CUDAState = "unanswered"
 )
 
 // CUDAError is a call of the driver that did not do what it was called for.
@@ -66,8 +73,13 @@ func (e *CUDAError) Error() string {
 	return fmt.Sprintf("NVIDIA's driver answers %s with %d (%s)", e.Call, e.Code, e.Text)
 }
 
-// maxCommandID bounds Command.ID, in bytes.
-const maxCommandID = 100
+// Computes reports whether the process was not saved because it computes. 600 is CUDA_ERROR_NOT_READY.
+func (e *CUDAError) Computes() bool { return e.Call == "cuCheckpointProcessLock" && e.Code == 600 }
+
+const (
+	maxCommandID   = 100  // bytes of Command.ID
+	maxFailureText = 1000 // bytes of a text of CUDAError
+)
 
 // ParseCommand reads a line of the standard input of ekg-gpu watch.
 func ParseCommand(b []byte) (Command, error) {
@@ -78,10 +90,33 @@ func ParseCommand(b []byte) (Command, error) {
 	switch {
 	case c.ID == "" || len(c.ID) > maxCommandID:
 		return Command{}, errors.New(`not a command of ekg-gpu: "id" has 1 to 100 bytes`)
-	case c.PID <= 1:
+	case (c.PID == 0) == (c.Session == 0):
+		return Command{}, errors.New(`not a command of ekg-gpu: it has one of "pid" and "session"`)
+	case c.PID == 1 || min(c.PID, c.Session) < 0:
 		return Command{}, errors.New(`not a command of ekg-gpu: "pid" is a process, and not the first one`)
 	case c.Do != Look && c.Do != Save && c.Do != Restore:
 		return Command{}, fmt.Errorf(`not a command of ekg-gpu: "do" is %.20q, not "look", "save" or "restore"`, c.Do)
 	}
 	return c, nil
+}
+
+// ParseLine reads a line of ekg-gpu watch: an answer, or samples. The error says what is wrong with it.
+func ParseLine(b []byte) (*Answer, Samples, error) {
+	var a Answer
+	if json.Unmarshal(b, &a) == nil && a.ID != "" {
+		return &a, Samples{}, a.Check()
+	}
+	s, err := ParseSamples(b)
+	return nil, s, err
+}
+
+// Check returns an error if a value is outside of its range.
+func (a *Answer) Check() error {
+	known := slices.Contains([]CUDAState{CUDARunning, CUDALocked, CUDASaved, CUDAFailed, CUDANone, CUDAUnknown,
+		CUDAUnanswered}, a.State)
+	if !known || len(a.ID) > maxCommandID || !(a.Seconds >= 0) || a.PID < 0 ||
+		a.Failure != nil && max(len(a.Failure.Call), len(a.Failure.Text)) > maxFailureText {
+		return errors.New("not an answer of ekg-gpu: it has impossible values")
+	}
+	return nil
 }

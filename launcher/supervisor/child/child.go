@@ -261,6 +261,10 @@ func (c *Child) handle(life context.Context, l line) {
 		p.Kill()
 	case lineWatch:
 		p.WatchGPUs(l.Watch)
+	case lineAsk:
+		if l.Ask != nil {
+			p.AskGPU(*l.Ask)
+		}
 	case lineMemory:
 		p.MeasureMemory()
 		c.mu.Lock()
@@ -333,16 +337,13 @@ func (c *Child) reportLocked(l line) {
 // reportGPUs sends the result of the last look at GPUs.
 func (c *Child) reportGPUs(life string, p *process.Process) {
 	use := p.Used().GPU
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reportLocked(line{Type: lineLooked, Life: life, GPU: &use})
+	c.report(line{Type: lineLooked, Life: life, GPU: &use})
 }
 
-// reportSamples sends a line of samples of GPUs.
-func (c *Child) reportSamples(life string, s gpu.Samples) {
+func (c *Child) report(l line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reportLocked(line{Type: lineSampled, Life: life, Samples: &s})
+	c.reportLocked(l)
 }
 
 // await waits for the end of a life of the kernel and reports it. dir is the folder of its connection file.
@@ -432,7 +433,8 @@ func (c *Child) processOptions(life string, st *StartOptions, argv []string, env
 		Stdout: c.copies[0], Stderr: c.copies[1], Group: c.opts.Group, Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
 		Held: c.opts.Held, ShellStatus: st.Launcher,
 		GPUSeen:    func(p *process.Process) { c.reportGPUs(life, p) },
-		GPUSampled: func(_ *process.Process, s gpu.Samples) { c.reportSamples(life, s) }}
+		GPUSampled: func(_ *process.Process, s gpu.Samples) { c.report(line{Type: lineSampled, Life: life, Samples: &s}) },
+		GPUAnswer:  func(_ *process.Process, a gpu.Answer) { c.report(line{Type: lineAnswered, Life: life, Answer: &a}) }}
 }
 
 // environMap reads variables in the form of execve.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -48,11 +49,12 @@ var ErrSilent = errors.New("does not answer")
 
 // ContainerOptions says how a supervisor reaches a child.
 type ContainerOptions struct {
-	Socket   string        // unix socket that the child dials
-	Grace    time.Duration // the pod's termination grace
-	Place    process.Place // where the child runs, for the words of errors
-	Measured func()        // called when the child has reported what its kernel has used
-	Sampled  func()        // called when the child has reported samples of GPUs; nil: no call
+	Socket   string           // unix socket that the child dials
+	Grace    time.Duration    // the pod's termination grace
+	Place    process.Place    // where the child runs, for the words of errors
+	Measured func()           // called when the child has reported what its kernel has used
+	Sampled  func()           // called when the child has reported samples of GPUs; nil: no call
+	Answered func(gpu.Answer) // called with the answer to a Process.AskGPU; it must not wait; nil: no call
 	Log      *slog.Logger
 }
 
@@ -293,6 +295,14 @@ func (c *Container) take(from *link, l line) {
 			}
 			p.use.Samples.Add(*s, p.began, time.Now())
 			c.opts.Sampled()
+		}
+	case lineAnswered:
+		if a := l.Answer; a != nil && a.Check() == nil && c.opts.Answered != nil {
+			if a.Failure != nil {
+				a.Failure.Call = api.PlainText(a.Failure.Call, maxDeviceText)
+				a.Failure.Text = api.PlainText(a.Failure.Text, process.MaxGPUFailure)
+			}
+			c.opts.Answered(*a)
 		}
 	case lineExit:
 		if l.Exit != nil {

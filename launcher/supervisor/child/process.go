@@ -203,6 +203,12 @@ func (p *Process) WatchGPUs(w process.GPUWatch) {
 	_ = p.tell(line{Type: lineWatch, Watch: w}) // without a child there are no samples
 }
 
+// AskGPU asks the child to move the kernel's GPU memory. ContainerOptions.Answered gets the answer. There is none if no
+// child takes the command.
+func (p *Process) AskGPU(c process.GPUCommand) {
+	_ = p.tell(line{Type: lineAsk, Ask: &c}) // its caller asks again
+}
+
 // MeasureMemory asks the child for a newer Used.Memory.
 func (p *Process) MeasureMemory() {
 	_ = p.tell(line{Type: lineMemory}) // the next may succeed

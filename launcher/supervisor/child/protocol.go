@@ -24,6 +24,7 @@ import (
 //	                                                    age nanoseconds before
 //	            looked {life, gpu}                      the result of a look at GPUs, some time after measure
 //	            sampled {life, samples}                 a line of samples of GPUs, after watch
+//	            answered {life, answer}                 answers ask, once the driver is ready
 //	            memory {life, memory}                   bytes of resident memory of the kernel's processes
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is the pod's termination grace in nanoseconds
@@ -34,6 +35,7 @@ import (
 //	            measure {life, no_processors?, look?}   asks for used; not with no_processors, which an older child
 //	                                                    ignores; with a program and a time also for looked
 //	            watch {life, watch}                     asks for sampled until the kernel ends; an older child ignores it
+//	            ask {life, ask}                         moves the kernel's GPU memory; an older child ignores it
 //	            connection {life, connection}           what the kernel's launcher has told; hello repeats it
 //	            memory {life}                           asks for memory; an older child ignores it
 //	            end {}                                  ends the kernel; the child exits with 0
@@ -69,34 +71,38 @@ const (
 	lineLooked  = "looked"
 	lineWatch   = "watch"
 	lineSampled = "sampled"
+	lineAsk     = "ask"
 	lineMemory  = "memory"
 	lineEnd     = "end"
 
+	lineAnswered   = "answered"
 	lineConnection = "connection"
 )
 
 // line is one line in either direction.
 type line struct {
-	Type          string           `json:"type"`
-	Version       int              `json:"version,omitempty"` // protocolVersion
-	Kernel        *Kernel          `json:"kernel,omitempty"`
-	Grace         time.Duration    `json:"grace,omitempty"` // nanoseconds
-	Life          string           `json:"life,omitempty"`
-	Start         *StartOptions    `json:"start,omitempty"`
-	PID           int              `json:"pid,omitempty"`
-	InterruptMode string           `json:"interrupt_mode,omitempty"` // of the image's kernelspec; "": as configured
-	Signal        int              `json:"signal,omitempty"`
-	Text          string           `json:"text,omitempty"`
-	Used          time.Duration    `json:"used,omitempty"` // nanoseconds
-	Age           time.Duration    `json:"age,omitempty"`  // nanoseconds
-	NoProcessors  bool             `json:"no_processors,omitempty"`
-	Look          process.GPULook  `json:"look,omitzero"`
-	GPU           *process.GPUUse  `json:"gpu,omitempty"`
-	Watch         process.GPUWatch `json:"watch,omitzero"`
-	Samples       *gpu.Samples     `json:"samples,omitempty"`
-	Memory        int64            `json:"memory,omitempty"` // bytes
-	Exit          *exit            `json:"exit,omitempty"`
-	Connection    json.RawMessage  `json:"connection,omitempty"`
+	Type          string              `json:"type"`
+	Version       int                 `json:"version,omitempty"` // protocolVersion
+	Kernel        *Kernel             `json:"kernel,omitempty"`
+	Grace         time.Duration       `json:"grace,omitempty"` // nanoseconds
+	Life          string              `json:"life,omitempty"`
+	Start         *StartOptions       `json:"start,omitempty"`
+	PID           int                 `json:"pid,omitempty"`
+	InterruptMode string              `json:"interrupt_mode,omitempty"` // of the image's kernelspec; "": as configured
+	Signal        int                 `json:"signal,omitempty"`
+	Text          string              `json:"text,omitempty"`
+	Used          time.Duration       `json:"used,omitempty"` // nanoseconds
+	Age           time.Duration       `json:"age,omitempty"`  // nanoseconds
+	NoProcessors  bool                `json:"no_processors,omitempty"`
+	Look          process.GPULook     `json:"look,omitzero"`
+	GPU           *process.GPUUse     `json:"gpu,omitempty"`
+	Watch         process.GPUWatch    `json:"watch,omitzero"`
+	Samples       *gpu.Samples        `json:"samples,omitempty"`
+	Ask           *process.GPUCommand `json:"ask,omitempty"`
+	Answer        *gpu.Answer         `json:"answer,omitempty"`
+	Memory        int64               `json:"memory,omitempty"` // bytes
+	Exit          *exit               `json:"exit,omitempty"`
+	Connection    json.RawMessage     `json:"connection,omitempty"`
 }
 
 // StartOptions says what a child starts.

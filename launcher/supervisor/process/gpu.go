@@ -117,7 +117,7 @@ func (p *Process) LookHangs() bool {
 // lookAtGPUs runs ekg-gpu and returns how much of the use was for the kernel's session.
 func (p *Process) lookAtGPUs(ctx context.Context, ask GPULook) (GPUUse, error) {
 	var printed []byte
-	err := p.runGPU(ctx, ask.Program, []string{"--for", ask.For.String()}, func(out io.Reader) (err error) {
+	err := p.runGPU(ctx, ask.Program, []string{"--for", ask.For.String()}, func(_ io.Writer, out io.Reader) (err error) {
 		printed, err = io.ReadAll(io.LimitReader(out, maxGPUReport))
 		return err
 	})
@@ -138,9 +138,10 @@ func (p *Process) lookAtGPUs(ctx context.Context, ask GPULook) (GPUUse, error) {
 	return GPUUse{GPUs: use}, err
 }
 
-// runGPU runs ekg-gpu until it has ended. An error of read, which reads what it prints, ends it. The error is nil if it
-// has ended by itself, with exit code 0.
-func (p *Process) runGPU(ctx context.Context, program string, args []string, read func(io.Reader) error) error {
+// runGPU runs ekg-gpu until it has ended. An error of talk ends it, which reads what it prints, and may write to its
+// standard input. The error is nil if it has ended by itself, with exit code 0.
+func (p *Process) runGPU(ctx context.Context, program string, args []string,
+	talk func(in io.Writer, out io.Reader) error) error {
 	said := new(Tail)
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stderr, cmd.WaitDelay = said, time.Second
@@ -148,7 +149,7 @@ func (p *Process) runGPU(ctx context.Context, program string, args []string, rea
 	if err != nil {
 		return err
 	}
-	defer in.Close() //nolint:errcheck // nothing is written
+	defer in.Close() //nolint:errcheck // what was written has an answer, or none
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -162,7 +163,7 @@ func (p *Process) runGPU(ctx context.Context, program string, args []string, rea
 	if err != nil {
 		return fmt.Errorf("ekg-gpu cannot be run: %w", err)
 	}
-	rerr := read(out)
+	rerr := talk(in, out)
 	if rerr != nil {
 		_ = cmd.Process.Kill() // it prints something else; Wait reports its end
 	}

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -61,7 +60,11 @@ func (p *Process) sampleGPUs(ctx context.Context, w GPUWatch) {
 			return
 		}
 		told = p.samplerFailed(err, told)
-		_ = goroutines.Sleep(ctx, gpuWatchPause) // the loop checks ctx
+		select {
+		case <-time.After(gpuWatchPause):
+		case <-p.asked.wanted:
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -90,7 +93,11 @@ func (p *Process) runSampler(ctx context.Context, w GPUWatch) error {
 		p.sampled(gpu.Samples{Devices: []gpu.Sample{}, Error: "ekg-gpu does not answer; the driver may hang"})
 	})
 	defer silent.Stop()
-	err := p.runGPU(ctx, w.Program, args, func(out io.Reader) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	err := p.runGPU(ctx, w.Program, args, func(in io.Writer, out io.Reader) error {
+		p.asked.begin(in, end)
+		defer p.asked.end(p.answered)
 		return p.readSamples(out, func() { silent.Reset(patience) })
 	})
 	if err == nil {
@@ -104,11 +111,15 @@ func (p *Process) readSamples(out io.Reader, answered func()) error {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, maxSampleLine)
 	for lines.Scan() {
-		s, err := gpu.ParseSamples(lines.Bytes())
+		a, s, err := gpu.ParseLine(lines.Bytes())
 		if err != nil {
 			return err
 		}
 		answered()
+		if a != nil {
+			p.asked.settle(a, p.answered)
+			continue
+		}
 		for i, d := range s.Devices {
 			s.Devices[i] = d.Of(p.inSession)
 		}

@@ -56,6 +56,7 @@ type Options struct {
 	Scan       *proctree.Scan              // measures processor time; nil: with scans of its own
 	GPUSeen    func(*Process)              // called when a look at GPUs has a result; nil: no call
 	GPUSampled func(*Process, gpu.Samples) // called with each line of samples; nil: GPUs are not sampled
+	GPUAnswer  func(*Process, gpu.Answer)  // called with the answer to each command of AskGPU; nil: no call
 	Logger     *slog.Logger                // nil: no log
 }
 
@@ -90,6 +91,7 @@ type Process struct {
 	began       time.Time    // fixed: when it was started
 	sampler     *gpuRun      // nil: GPUs are not sampled
 	lastSamples *gpu.Samples // nil: none yet
+	asked       gpuCommands
 }
 
 // Use is how much the processes of a kernel's session had used at a moment.
@@ -113,7 +115,7 @@ func Start(opts Options) (*Process, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Process{opts: opts, stderr: new(Tail), stdout: new(Tail), ended: make(chan struct{}),
-		began: time.Now()}
+		began: time.Now(), asked: gpuCommands{wanted: make(chan struct{}, 1)}}
 	started := make(chan error, 1)
 	err := opts.Reaper.Start(func() (int, error) {
 		go p.run(started)

@@ -38,6 +38,8 @@ type Process interface {
 	Measure(processors bool, look process.GPULook)
 	// WatchGPUs makes Used return samples of GPUs until the process ends.
 	WatchGPUs(watch process.GPUWatch)
+	// AskGPU moves the GPU memory of the kernel's process. Starter.Answered gets the answer, if there is one.
+	AskGPU(command process.GPUCommand)
 	// MeasureMemory makes Used return a newer Memory at once or soon.
 	MeasureMemory()
 	// Used returns the last measurement of what the processes of the session use.

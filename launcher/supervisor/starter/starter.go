@@ -31,8 +31,9 @@ type Starter struct {
 	Container *child.Container // nil: the process is a child of this program
 	Reaper    *proctree.Reaper // of this program; nil: orphans do not become its children
 	Logger    *slog.Logger
-	Measured  func() // called when there is a look at the GPUs of a child of this program
-	Sampled   func() // called when there are samples of them
+	Measured  func()           // called when there is a look at the GPUs of a child of this program
+	Sampled   func()           // called when there are samples of them
+	Answered  func(gpu.Answer) // called with the answers to Process.AskGPU
 
 	key      *enterprise.Key // of the answers of launchers; nil: not made yet
 	replaces bool            // see Replace
@@ -92,6 +93,7 @@ func (s *Starter) Start(ctx context.Context, l Life) (*Started, error) {
 		WorkingDir: l.Dir, Reaper: s.Reaper, Logger: s.Logger,
 		GPUSeen:    func(*process.Process) { s.Measured() },
 		GPUSampled: func(*process.Process, gpu.Samples) { s.Sampled() },
+		GPUAnswer:  func(_ *process.Process, a gpu.Answer) { s.Answered(a) },
 	})
 	if err != nil {
 		return nil, err
