@@ -56,7 +56,7 @@ func (ms *models) modelFor(who kernels.Caller, k *launcher.Kernel) kernelModel {
 func (ms *models) untimed(who kernels.Caller, k *launcher.Kernel, names *kernels.SpecNames) kernelModel {
 	m := kernelModel{Model: api.Model{
 		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: who.ReasonOf(k), GPU: k.GPU,
-		Memory: k.Memory, LastDeath: k.LastDeath,
+		Memory: k.Memory, LastDeath: k.LastDeath, Parked: k.Parked,
 	}}
 	ms.addOwn(&m, who, k, names)
 	return m
@@ -131,7 +131,7 @@ func (m *kernelModel) equal(o *kernelModel) bool {
 	return m.ID == o.ID && m.ExecutionState == o.ExecutionState && m.Connections == o.Connections &&
 		m.Memory == o.Memory && m.Reason == o.Reason && m.Name == o.Name && m.Owner == o.Owner && m.Flavor == o.Flavor &&
 		m.GPUs == o.GPUs && m.SharedToUse == o.SharedToUse && m.LastActivity == o.LastActivity && m.CullAt == o.CullAt &&
-		m.KeepUntil == o.KeepUntil && m.Created == o.Created && m.LastDeath == o.LastDeath &&
+		m.KeepUntil == o.KeepUntil && m.Created == o.Created && m.LastDeath == o.LastDeath && m.Parked == o.Parked &&
 		(m.Job == o.Job || m.Job != nil && o.Job != nil && *m.Job == *o.Job) &&
 		slices.Equal(m.GPU, o.GPU) && // a pointer in it is that of the same status
 		(m.SharedWith == nil) == (o.SharedWith == nil) && slices.Equal(m.SharedWith, o.SharedWith)

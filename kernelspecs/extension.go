@@ -52,7 +52,7 @@ var PodKeys = []string{
 }
 
 // ownKeys are the keys of metadata.ekg that Extension has.
-var ownKeys = []string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"}
+var ownKeys = []string{"cull", "flavor", "launcher", "limits", "park", "profiles", "transport", "warm"}
 
 // Extension is the part of metadata.ekg that concerns all launchers. Only ekg defines metadata.ekg, so unknown keys in
 // it are problems: a misspelt key would otherwise be ignored silently.
@@ -65,6 +65,9 @@ type Extension struct {
 
 	// Warm is how many kernels are kept started that wait for an owner.
 	Warm int `json:"warm"`
+
+	// Park says whether its kernels may give their GPUs back while they are idle; nil: they may.
+	Park *bool `json:"park"`
 
 	Profiles []Profile `json:"profiles"`
 }
@@ -113,6 +116,8 @@ func (r *reader) extension(n *node) Extension {
 			if ext.Warm < 0 || ext.Warm > maxWarm {
 				r.report(m.value, key, "is not a number from 0 to %d", maxWarm)
 			}
+		case m.key == "park":
+			decodeMember(r, m.value, key, &ext.Park)
 		case m.key == "placeholders":
 			r.report(at, key, "was removed; use the component placeholders of deploy/kubernetes, or the chart's placeholders")
 		case m.key == "profiles":

@@ -90,9 +90,11 @@ func TestSpec_ReadBroken(t *testing.T) {
 			"\"tcp\"}}}", []string{
 			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not a known key; valid keys: ` +
 				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "launcher", "limits",
-					"profiles", "transport", "warm"}, PodKeys...))), ", ")}},
+					"park", "profiles", "transport", "warm"}, PodKeys...))), ", ")}},
 		{"warm kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"warm\": 101}}}",
 			[]string{`2: metadata.ekg.warm: is not a number from 0 to 100`}},
+		{"parking", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"park\": \"no\"}}}",
+			[]string{`2: metadata.ekg.park: is a string, not a boolean`}},
 		{"placeholders", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": 1}}}",
 			[]string{`2: metadata.ekg.placeholders: was removed; use the component placeholders of deploy/kubernetes, or ` +
 				`the chart's placeholders`}},

@@ -227,6 +227,7 @@ type Kernel struct {
 	Stale        bool       // there is no status stream: State, LastActivity and Connections are the last known
 	LogBytes     int64      // bytes held by the kernel's message log
 	LastDeath    api.Death  // zero: it has not died, as far as its supervisor knows
+	Parked       api.Parked // zero: it keeps its GPU, or has none
 	Memory       int64      // bytes, resident, of its processes when they were last measured; 0: not measured
 	GPU          []api.GPU  // devices that it holds, if they are sampled; without their flavors; not modified
 	GPUUse       api.GPUUse // of them

@@ -5,9 +5,19 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 const heldUsage = "descriptors of locks that the kernel inherits, as FIRST+COUNT"
+
+// seat is a kernel's place at its GPU, as its supervisor uses it.
+type seat struct{ *devices.Seat }
+
+// Wait puts the kernel in the line for its GPU.
+func (s seat) Wait(since time.Time) (supervisor.Turn, error) { return s.Seat.Wait(since, false) }
 
 // maxHeld bounds the descriptors of --held-fds: two for each of 64 GPUs.
 const maxHeld = 128

@@ -68,6 +68,7 @@ import (
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
@@ -200,6 +201,9 @@ func prepareConfig(cfg api.Config, file string, held heldFiles, logger *slog.Log
 	}
 	s := supervisor.New(cfg, version, logger)
 	s.SetHeld(held)
+	if at := devices.NewSeat(cfg.KernelID, held); at != nil {
+		s.SetSeat(seat{at})
+	}
 	if cfg.SameMachine { // the answer of the start tells the parent to dial
 		if err := s.ListenForChild(); err != nil {
 			l.Close() //nolint:errcheck // nothing was sent

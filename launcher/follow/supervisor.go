@@ -68,14 +68,14 @@ func (s *Supervisor) DescribeLocked(d *launcher.Kernel, ended bool, reason strin
 		d.State, d.Reason = api.StateOf(s.Status.State), s.Status.Reason
 		d.Connections, d.LogBytes = s.Status.Connections, s.Status.LogBytes
 		d.CullAt, d.KeepUntil, d.Memory = s.Status.CullAt, s.Status.KeepUntil, s.Status.Memory
-		d.LastDeath = s.Status.LastDeath
+		d.LastDeath, d.Parked = s.Status.LastDeath, s.Status.Parked
 		d.GPU, d.GPUUse = s.Status.GPU, s.Status.GPUUse
 		d.LastActivity = s.later(d.LastActivity)
 	}
 	switch {
 	case ended:
 		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = api.Dead, reason, false, 0, 0
-		d.CullAt, d.KeepUntil, d.GPU, d.Memory = time.Time{}, time.Time{}, nil, 0
+		d.CullAt, d.KeepUntil, d.GPU, d.Memory, d.Parked = time.Time{}, time.Time{}, nil, 0, api.Parked{}
 	case s.Unsupported != "":
 		// It may be in use. A client that culls takes only a busy kernel, or one with a recent activity, for used.
 		d.State, d.Reason, d.Stale = api.Unknown, s.Unsupported, true

@@ -80,6 +80,7 @@ type Options struct {
 	StopGrace  time.Duration // from the shutdown request to SIGTERM, and on to SIGKILL; 0 for api.DefaultStopGrace
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
 	Cull       api.Cull      // when kernels are culled
+	Park       api.Park      // when they give their GPUs back
 
 	UpgradeIdle bool // supervisors of idle kernels are replaced if Supervisor is another program
 
@@ -199,7 +200,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
-		Env: environment.Supervisor(l.environ), Pause: tm.lendPause, Now: tm.now, Log: l.log,
+		Env: environment.Supervisor(l.environ), Pause: tm.lendPause, Park: o.Park, Now: tm.now, Log: l.log,
 		CatchUp: l.catchUp, Try: l.tryWaiting})
 	if err != nil {
 		cancel(err)

@@ -211,6 +211,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
 		RestartLimit: api.DefaultRestartLimit,
 		Cull:         l.opts.Cull.For(req.Cull).With(ext.Cull),
+		GPUSamples:   api.GPUSamples{Park: api.Park{Never: req.Job || ext.Park != nil && !*ext.Park}},
 	}
 	cfg.SetVersion()
 	if cfg.Cull.GPU > 0 {

@@ -87,7 +87,10 @@ const (
 	Count      = "count"      // a number of messages
 	Others     = "others"     // a number of similar events before this one that have no line of their own
 	Epoch      = "epoch"      // number of the kernel's process
+	GPU        = "gpu"        // what has become of the kernel's GPU memory
 	Line       = "line"       // type of a message between child and supervisor
 	Sent       = "sent"       // bytes to the client
+	Memory     = "memory"     // bytes of a GPU's memory
+	Waited     = "waited"     // a duration, before something began
 	UID        = "uid"        // id of a user of the machine
 )

@@ -83,6 +83,7 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 		s.use.Used()
 	}
 	s.kernel.death.notice(&m, h)
+	s.holdForGPULocked(&m, h)
 	r := s.clients.register(c.session, &m, h)
 	if err := s.kernel.gates[m.Channel].Push(m, r); err != nil {
 		if r != nil {

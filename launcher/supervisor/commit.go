@@ -57,6 +57,8 @@ type statusFacts struct {
 	gpus        uint64
 	warm        bool
 	death       death
+	parked      api.ParkState
+	parkedWhy   string
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -108,6 +110,8 @@ func (s *Supervisor) factsLocked() facts {
 			gpus:        s.use.GPUs.Wakes,
 			warm:        s.assigning.warm,
 			death:       s.kernel.death,
+			parked:      s.parker.state,
+			parkedWhy:   s.parker.reason,
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.culling.shown},
 		use: useFacts{
@@ -131,6 +135,9 @@ func (s *Supervisor) commitLocked() {
 	last := &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
 		goroutines.Wake(s.culling.changed)
+	}
+	if now.use != last.use && s.parker.seat != nil {
+		goroutines.Wake(s.parker.changed)
 	}
 	if now.saved.activity.Sub(last.saved.activity) < activitySave {
 		now.saved.activity = last.saved.activity // a later commit saves it

@@ -41,7 +41,7 @@ func (s *Supervisor) Model() api.Model {
 		Connections:    s.clients.sessions.Counted(),
 		Reason:         s.kernel.shownReason(s.use.State()),
 	}
-	m.LastDeath = s.kernel.death.Death
+	m.LastDeath, m.Parked = s.kernel.death.Death, s.parker.shown()
 	m.GPU, m.Memory = s.use.Held(), s.kernel.memory().Bytes
 	if at := s.use.Plan(s.clients.sessions.Active() > 0).At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
@@ -81,6 +81,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		Warm:         s.assigning.warm,
 		Memory:       s.kernel.memory().Bytes,
 		LastDeath:    s.kernel.death.Death,
+		Parked:       s.parker.shown(),
 	}
 	st.Counts.LogEvicted = s.log.Evicted()
 	if s.kernel.adopted && !s.inherited.Left {

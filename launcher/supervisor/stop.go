@@ -38,6 +38,10 @@ func (s *Supervisor) Interrupt() error {
 	if proc != nil {
 		s.timeline.Add(s.nowLocked(), api.TimelineInterrupted, "")
 	}
+	if proc != nil && s.interruptWaitLocked() {
+		s.mu.Unlock()
+		return nil
+	}
 	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
 		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()

@@ -50,6 +50,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/ending"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
@@ -103,6 +104,7 @@ type Supervisor struct {
 	use     activity.Use     // which decides when the kernel is culled
 
 	kernel    kernel
+	parker    parker
 	culling   culling
 	timeline  timeline
 	assigning assigning     // of a kernel that was started without an owner
@@ -130,6 +132,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
 		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})
+	s.parker = parker{changed: make(chan struct{}, 1), driver: gpumemory.New()}
 	if cfg.Secret.Identity != "" {
 		s.identity = []byte(cfg.Secret.Identity)
 	}
@@ -137,14 +140,14 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: starter.PlaceOf(&s.cfg),
 			Measured: func() { goroutines.Wake(s.culling.changed) },
-			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Log: s.logger})
+			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.driver.Answered, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
 	s.starter = starter.Starter{Config: &s.cfg, Container: s.container, Logger: s.logger,
 		Measured: func() { goroutines.Wake(s.culling.changed) },
-		Sampled:  func() { goroutines.Wake(s.gpusSampled) }}
+		Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.driver.Answered}
 	s.ending = ending.New(&s.cfg)
 	s.assigning = newAssigning(&s.cfg, &s.mu, s.logger)
 	s.notices = notices.New(s.log, s.own.session)

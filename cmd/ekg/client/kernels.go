@@ -140,7 +140,11 @@ type kernelRow struct {
 	KeepUntil    time.Time `json:"keep_until"`
 	GPUs         float64   `json:"gpus"`
 	Flavor       string    `json:"flavor"`
-	Job          *struct {
+	Parked       struct {
+		State  string `json:"state"`
+		Reason string `json:"reason"`
+	} `json:"parked"`
+	Job *struct {
 		Name  string `json:"name"`
 		Cell  int    `json:"cell"`
 		Cells int    `json:"cells"`

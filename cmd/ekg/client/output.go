@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -153,7 +154,7 @@ func kernelLines(kernels []kernelRow, now time.Time, all bool) [][]string {
 			return strconv.Itoa(k.Connections)
 		}},
 		{"JOB", true, jobCell},
-		{"REASON", true, func(k *kernelRow) string { return k.Reason }},
+		{"REASON", true, func(k *kernelRow) string { return cmp.Or(k.Reason, k.Parked.Reason) }},
 	}
 	columns = slices.DeleteFunc(columns, func(c column) bool {
 		return c.optional && !slices.ContainsFunc(kernels, func(k kernelRow) bool { return c.cell(&k) != "" })
@@ -189,15 +190,20 @@ func writeTable(w io.Writer, lines [][]string) error {
 	return t.Flush()
 }
 
-// gpuCell returns a kernel's flavor, and otherwise the number of its GPUs.
+// gpuCell returns a kernel's flavor, and otherwise the number of its GPUs. It says if the kernel does not have the GPU
+// now.
 func gpuCell(k *kernelRow) string {
-	switch {
-	case k.Flavor != "":
-		return k.Flavor
-	case k.GPUs > 0:
-		return strconv.FormatFloat(k.GPUs, 'f', -1, 64)
+	text := k.Flavor
+	if text == "" && k.GPUs > 0 {
+		text = strconv.FormatFloat(k.GPUs, 'f', -1, 64)
 	}
-	return ""
+	switch k.Parked.State {
+	case "none":
+		text += " (given back)"
+	case "parking", "parked", "waking":
+		text += " (" + k.Parked.State + ")"
+	}
+	return text
 }
 
 // jobCell returns the name of a kernel's job, and how far the job is.

@@ -55,4 +55,23 @@ var idleSettings = []Group{
 			Usage: "how long an owner may keep a kernel from being culled, counted from the request; 0: not at all",
 		},
 	}},
+	{"Park idle kernels on one machine", []Option{
+		{
+			Name: "park-idle", Env: []string{"EKG_PARK_IDLE"}, def: "0s",
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Park.Idle }),
+			Usage: "how long a kernel must be idle before another kernel may have its GPU, for example 1m; 0: never. What it " +
+				"has in the GPU's memory is saved, and its next cell takes the GPU again. See docs/parking.md",
+		},
+		{
+			Name: "park-after", Env: []string{"EKG_PARK_AFTER"}, def: "0s",
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Park.After }),
+			Usage: "how long a kernel must be idle before it gives its GPU back though no kernel waits for it; 0: never. It " +
+				"needs --park-idle",
+		},
+		{
+			Name: "park-idle-memory", Env: []string{"EKG_PARK_IDLE_MEMORY"}, def: "8GiB",
+			value: size(func(s *Settings) *int64 { return &s.Local.Park.IdleMemory }),
+			Usage: "a kernel with more in its GPU's memory gives it back only to a kernel that waits",
+		},
+	}},
 }

@@ -1,5 +1,6 @@
 // A stand-in for NVIDIA's library, so that ekg-gpu can be run where there is no GPU: one GPU that does what the file "use" beside the
 // library says, which is a line of three numbers: the percentage of its time in which it computes, a process id, and the percentage for that process.
+// A fourth one has the MiB of its memory that are in use (1024 without it).
 // It has what ekg-gpu calls, with the signatures of NVML 12 (nvml.h).
 //
 //	cc -shared -fPIC -o libnvidia-ml.so.1 nvml.c
@@ -17,6 +18,8 @@ struct memory { unsigned long long total, free, used; };
 struct process_sample { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 
+static unsigned long long mib;
+
 static int use(unsigned *all, unsigned *pid, unsigned *its)
 {
 	Dl_info self;
@@ -28,9 +31,10 @@ static int use(unsigned *all, unsigned *pid, unsigned *its)
 	FILE *f = fopen(path, "r");
 	if (!f)
 		return UNKNOWN;
-	int n = fscanf(f, "%u %u %u", all, pid, its);
+	mib = 1024;
+	int n = fscanf(f, "%u %u %u %llu", all, pid, its, &mib);
 	fclose(f);
-	return n == 3 ? SUCCESS : UNKNOWN;
+	return n >= 3 ? SUCCESS : UNKNOWN;
 }
 
 static int one(unsigned *count, struct process *list)
@@ -52,7 +56,13 @@ int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **device) { *device = (void *)use; return i ? NOT_FOUND : SUCCESS; }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) { snprintf(uuid, size, "GPU-of-tests"); return SUCCESS; }
 int nvmlDeviceGetName(void *device, char *name, unsigned size) { snprintf(name, size, "GPU of tests"); return SUCCESS; }
-int nvmlDeviceGetMemoryInfo(void *device, struct memory *m) { *m = (struct memory){16ULL << 30, 15ULL << 30, 1ULL << 30}; return SUCCESS; }
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *m)
+{
+	unsigned all, pid, its;
+	int code = use(&all, &pid, &its);
+	*m = (struct memory){16ULL << 30, (16ULL << 30) - (mib << 20), mib << 20};
+	return code;
+}
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next) { return NOT_SUPPORTED; }
 int nvmlDeviceGetUtilizationRates(void *device, struct utilization *u) { unsigned pid, its; u->memory = 0; return use(&u->gpu, &pid, &its); }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struct process *list) { return one(n, list); }

@@ -7,6 +7,8 @@
 //	DIR/UUID     flocked exclusively by a kernel that has the device for itself, and shared by those that have a part
 //	DIR/UUID@N   flocked by the kernel that has part number N; N counts from 1
 //
+// A kernel that has a whole device may give it back before its end, and take it again: see Seat and Waiter.
+//
 // A locked file says which kernel holds it, and how large the kernel's part is. A file that nobody has locked means
 // nothing. The package starts no goroutine.
 package devices
@@ -22,6 +24,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -97,11 +100,18 @@ type holderText struct {
 	Share  gpu.Amount `json:"share"`
 }
 
-// Lend lends what a kernel wants. Units in except are not lent: others wait for them. Of the rest it prefers those
-// named in prefer, then those with the most left. The error is a *NeverError if the machine does not have so much, and
+// Borrower is a kernel that asks for devices.
+type Borrower struct {
+	Kernel string
+	Since  time.Time // it has waited since then; zero: it has not waited, and goes behind all that wait
+	Job    bool      // it goes behind all kernels that are not those of jobs
+	Prefer []string  // UUIDs that it would have first
+}
+
+// Lend lends what a kernel wants. Units in except, and those for which a kernel waits that goes before, are not lent.
+// Of the rest it prefers those with the most left. The error is a *NeverError if the machine does not have so much, and
 // a *BusyError if others hold it.
-func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, prefer []string,
-	except map[string]bool) (*Loan, error) {
+func (p *Pool) Lend(ctx context.Context, to Borrower, list gpu.List, w Want, except map[string]bool) (*Loan, error) {
 	matching, err := w.choose(list)
 	if err != nil {
 		return nil, err
@@ -123,10 +133,14 @@ func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, p
 		if err != nil {
 			return nil, err
 		}
+		awaited, err := p.awaited(u.uuid, to)
+		if err != nil {
+			return nil, err
+		}
 		switch {
 		case !s.fits(w.of(u)):
 			busy.held++
-		case except[u.uuid]:
+		case except[u.uuid] || awaited:
 			busy.promised++
 		default:
 			fitting = append(fitting, s)
@@ -136,10 +150,10 @@ func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, p
 		return nil, busy
 	}
 	place := func(s *state) int {
-		if i := slices.Index(prefer, s.uuid); i >= 0 {
+		if i := slices.Index(to.Prefer, s.uuid); i >= 0 {
 			return i
 		}
-		return len(prefer)
+		return len(to.Prefer)
 	}
 	slices.SortStableFunc(fitting, func(a, b *state) int {
 		if d := place(a) - place(b); d != 0 {
@@ -152,7 +166,7 @@ func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, p
 	})
 	loan := &Loan{}
 	for _, s := range fitting[:w.count()] {
-		if err := p.take(loan, s, kernel, w.of(s.unit)); err != nil {
+		if err := p.take(loan, s, to.Kernel, w.of(s.unit)); err != nil {
 			loan.Return()
 			return nil, err
 		}
@@ -162,10 +176,6 @@ func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, p
 
 // take adds a unit to a loan. The pool's lock is held.
 func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
-	text, err := json.Marshal(holderText{kernel, share})
-	if err != nil {
-		return err
-	}
 	how, own := unix.LOCK_EX, s.uuid
 	if share < gpu.One {
 		how, own = unix.LOCK_SH, fmt.Sprintf("%s@%d", s.uuid, s.free)
@@ -176,16 +186,25 @@ func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
 		device, err = p.take1(l, own, unix.LOCK_EX)
 	}
 	if err == nil {
-		err = device.Truncate(0)
-	}
-	if err == nil {
-		_, err = device.WriteAt(text, 0)
+		err = sign(device, kernel, share)
 	}
 	if err != nil {
 		return fmt.Errorf("%s cannot be lent: %w", s.uuid, err)
 	}
 	l.Devices, l.Share = append(l.Devices, s.uuid), share
 	return nil
+}
+
+// sign writes who holds a unit, and how much of it, into the file that the holder has locked.
+func sign(f *os.File, kernel string, share gpu.Amount) error {
+	text, err := json.Marshal(holderText{kernel, share})
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = f.WriteAt(text, 0)
+	}
+	return err
 }
 
 // take1 opens a file, locks it and adds it to a loan.

@@ -31,7 +31,7 @@ func newPool(t testing.TB) *Pool {
 // lend lends from a pool, or fails the test. The loan is returned at its end.
 func lend(t *testing.T, p *Pool, l gpu.List, kernel string, w Want, prefer ...string) *Loan {
 	t.Helper()
-	loan, err := p.Lend(t.Context(), kernel, l, w, prefer, nil)
+	loan, err := p.Lend(t.Context(), Borrower{Kernel: kernel, Prefer: prefer}, l, w, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestPool_Lend(t *testing.T) {
 	}
 	for kernel, w := range map[string]Want{"d": {}, "e": {Count: 2}, "f": {Share: 751}} {
 		var busy *BusyError
-		if _, err := other.Lend(t.Context(), kernel, l, w, nil, nil); !errors.As(err, &busy) || len(busy.Candidates) != 3 {
+		if _, err := other.Lend(t.Context(), Borrower{Kernel: kernel}, l, w, nil); !errors.As(err, &busy) || len(busy.Candidates) != 3 {
 			t.Errorf("%s gets %v", kernel, err)
 		}
 	}
@@ -99,7 +99,7 @@ func TestPool_Lend(t *testing.T) {
 // TestPool_Promised: a kernel does not get what others have waited for.
 func TestPool_Promised(t *testing.T) {
 	p := newPool(t)
-	_, err := p.Lend(t.Context(), "a", machine(2), Want{Count: 2}, nil, map[string]bool{"GPU-1": true})
+	_, err := p.Lend(t.Context(), Borrower{Kernel: "a"}, machine(2), Want{Count: 2}, map[string]bool{"GPU-1": true})
 	const want = "it waits for 2 GPUs: 0 of 2 are held by other kernels, and kernels that have waited for longer get 1"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v", err)
@@ -116,7 +116,7 @@ func TestPool_Locked(t *testing.T) {
 	defer unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := p.Lend(ctx, "a", machine(1), Want{}, nil, nil); !errors.Is(err, context.Canceled) {
+	if _, err := p.Lend(ctx, Borrower{Kernel: "a"}, machine(1), Want{}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -125,14 +125,14 @@ func TestPool_Locked(t *testing.T) {
 func BenchmarkPool_Lend(b *testing.B) {
 	p, l := newPool(b), machine(8)
 	for i := range 32 {
-		loan, err := p.Lend(b.Context(), fmt.Sprint(i), l, Want{Share: gpu.One / 8}, nil, nil)
+		loan, err := p.Lend(b.Context(), Borrower{Kernel: fmt.Sprint(i)}, l, Want{Share: gpu.One / 8}, nil)
 		if err != nil {
 			b.Fatal(err)
 		}
 		defer loan.Return()
 	}
 	for b.Loop() {
-		loan, err := p.Lend(b.Context(), "x", l, Want{Share: gpu.One / 8}, nil, nil)
+		loan, err := p.Lend(b.Context(), Borrower{Kernel: "x"}, l, Want{Share: gpu.One / 8}, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const (
@@ -39,6 +40,7 @@ type Options struct {
 	Program string        // path of ekg-gpu; "": there are no GPUs
 	Env     []string      // of the program
 	Pause   time.Duration // between two looks for GPUs that other gateways' kernels have given back
+	Park    api.Park      // when kernels with one whole GPU give it back
 	Now     func() time.Time
 	Log     *slog.Logger
 
@@ -149,19 +151,23 @@ func (l *Lender) Lend(ctx context.Context, p *Place, prefer []string) (*devices.
 	if err := l.opts.CatchUp(ctx); err != nil {
 		return nil, err
 	}
-	return l.lend(ctx, p, prefer, l.promised(p))
+	return l.lend(ctx, p, devices.Borrower{Kernel: p.id, Job: p.job, Prefer: prefer}, l.promised(p))
 }
 
 // LendTo is Lend for a kernel that waits and has its turn.
 func (l *Lender) LendTo(ctx context.Context, t Turn) (*devices.Loan, error) {
-	return l.lend(ctx, t.Place, nil, t.Promised)
+	l.mu.Lock()
+	since := t.since
+	l.mu.Unlock()
+	return l.lend(ctx, t.Place, devices.Borrower{Kernel: t.id, Since: since, Job: t.job}, t.Promised)
 }
 
-func (l *Lender) lend(ctx context.Context, p *Place, prefer []string, promised map[string]bool) (*devices.Loan, error) {
+func (l *Lender) lend(ctx context.Context, p *Place, to devices.Borrower, promised map[string]bool) (*devices.Loan,
+	error) {
 	list := l.List()
 	ctx, cancel := context.WithTimeout(ctx, lockTime)
 	defer cancel()
-	loan, err := l.pool.Lend(ctx, p.id, list, p.want, prefer, promised)
+	loan, err := l.pool.Lend(ctx, to, list, p.want, promised)
 	switch {
 	case err == nil, errors.As(err, new(*devices.BusyError)), errors.As(err, new(*devices.NeverError)):
 		return loan, err
@@ -236,4 +242,5 @@ func (l *Lender) tried(p *Place, looked bool, list gpu.List, promised map[string
 		p.busySince = l.opts.Now()
 	}
 	l.promise(p, list, promised)
+	p.announceLocked(l.pool)
 }

@@ -38,8 +38,9 @@ type Place struct {
 	// Guarded by Lender.mu. They have a meaning while the kernel waits.
 	since      time.Time
 	reason     string
-	candidates []string  // UUIDs of the GPUs that would do; none before the first look for one
-	busySince  time.Time // since then no look at the kernel has been possible; zero after one
+	candidates []string                   // UUIDs of the GPUs that would do; none before the first look for one
+	busySince  time.Time                  // since then no look at the kernel has been possible; zero after one
+	waiters    map[string]*devices.Waiter // by UUID of the candidate: what other kernels see of the wait
 }
 
 // Turn is a Place whose kernel is looked at in the order of the queue.
@@ -120,7 +121,39 @@ func (p *Place) Leave() bool {
 	defer p.l.mu.Unlock()
 	_, waits := p.l.waiting[p]
 	delete(p.l.waiting, p)
+	for _, w := range p.waiters {
+		w.Leave()
+	}
+	p.waiters = nil
 	return waits
+}
+
+// announceLocked tells the kernels that hold the candidates that this one waits. They may be parked.
+func (p *Place) announceLocked(pool *devices.Pool) {
+	candidates := p.candidates
+	if p.keepsNoneLocked() {
+		candidates = nil
+	}
+	for uuid, w := range p.waiters {
+		if !slices.Contains(candidates, uuid) || w.Renew() != nil { // a new one follows
+			w.Leave()
+			delete(p.waiters, uuid)
+		}
+	}
+	for _, uuid := range candidates {
+		if p.waiters[uuid] != nil {
+			continue
+		}
+		w, err := pool.Wait(uuid, p.since, p.job)
+		if err != nil {
+			p.l.opts.Log.Warn("kernels that hold a GPU do not see that another waits", logkey.Kernel, p.id, logkey.Err, err)
+			return
+		}
+		if p.waiters == nil {
+			p.waiters = map[string]*devices.Waiter{}
+		}
+		p.waiters[uuid] = w
+	}
 }
 
 // Waits reports whether a kernel waits.
@@ -216,7 +249,7 @@ func (l *Lender) promised(to *Place) map[string]bool {
 // launcher has first looked for one, as another gateway may be working on it. After BusyLimit it keeps none. The lock
 // is held.
 func (l *Lender) promise(p *Place, list gpu.List, to map[string]bool) {
-	if !p.busySince.IsZero() && l.opts.Now().Sub(p.busySince) >= BusyLimit {
+	if p.keepsNoneLocked() {
 		return
 	}
 	uuids := p.candidates
@@ -226,4 +259,9 @@ func (l *Lender) promise(p *Place, list gpu.List, to map[string]bool) {
 	for _, uuid := range uuids {
 		to[uuid] = true
 	}
+}
+
+// keepsNoneLocked reports whether the kernel keeps no GPU from others: it could not be looked at for BusyLimit.
+func (p *Place) keepsNoneLocked() bool {
+	return !p.busySince.IsZero() && p.l.opts.Now().Sub(p.busySince) >= BusyLimit
 }

@@ -106,6 +106,9 @@ func (l *Lender) Equip(cfg *api.Config, loan *devices.Loan) {
 		cfg.Env[MPSVariable] = fmt.Sprintf("0=%dM", loan.Memory>>20)
 		cfg.Env[JAXVariable] = loan.Share.String() // otherwise JAX takes three quarters of the GPU when it starts
 	}
+	never := cfg.GPUSamples.Park.Never || len(loan.Devices) != 1 || loan.Share != gpu.One
+	cfg.GPUSamples.Park = l.opts.Park
+	cfg.GPUSamples.Park.Never = never
 	l.Sample(cfg)
 }
 
@@ -117,7 +120,7 @@ func (l *Lender) Sample(cfg *api.Config) {
 		return
 	}
 	cfg.GPUProgram = l.opts.Program
-	cfg.GPUSamples = api.GPUSamples{Every: api.GPUSampleInterval, Devices: devices}
+	cfg.GPUSamples.Every, cfg.GPUSamples.Devices = api.GPUSampleInterval, devices
 }
 
 // Visible returns the devices that a CUDA_VISIBLE_DEVICES names. CUDA ignores what follows the first invalid name.

@@ -274,6 +274,9 @@ func (c *Config) Validate() error {
 	case c.LogKeepFree < 0 || c.LogKeepFree > 99:
 		return fmt.Errorf("log_keep_free is %d, not a percentage", c.LogKeepFree)
 	}
+	if err := c.GPUSamples.Park.Validate(); err != nil {
+		return err
+	}
 	return c.Cull.Validate()
 }
 

@@ -28,4 +28,5 @@ const GPUSampleInterval = 10 * time.Second
 type GPUSamples struct {
 	Every   time.Duration `json:"every,omitempty"`   // nanoseconds
 	Devices []string      `json:"devices,omitempty"` // as in CUDA_VISIBLE_DEVICES; empty: all that are seen
+	Park    Park          `json:"park,omitzero"`     // when the kernel gives its GPU back
 }

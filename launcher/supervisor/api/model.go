@@ -39,4 +39,5 @@ type Model struct {
 	Memory         int64  `json:"memory,omitempty"`     // bytes, resident, of its processes; 0: not measured yet
 	GPU            []GPU  `json:"gpu,omitempty"`        // the devices that it holds, if they are sampled
 	LastDeath      Death  `json:"last_death,omitzero"`  // zero: it has not died
+	Parked         Parked `json:"parked,omitzero"`      // zero: it keeps its GPU, or has none
 }

@@ -35,6 +35,7 @@ type Status struct {
 	Warm         bool      `json:"warm,omitempty"`       // it has no owner yet
 	Memory       int64     `json:"memory,omitempty"`     // as in Model; a change of it alone sends no line
 	LastDeath    Death     `json:"last_death,omitzero"`  // as in Model
+	Parked       Parked    `json:"parked,omitzero"`      // as in Model
 	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 

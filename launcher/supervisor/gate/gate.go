@@ -31,6 +31,8 @@ const (
 	NoProcess Holder = "no process"
 	// NotReady keeps a gate shut until the kernel has answered on its present connections.
 	NotReady Holder = "not ready"
+	// Parked keeps a gate shut while the kernel gives its GPU back, and while it waits for it.
+	Parked Holder = "parked"
 )
 
 // Gate stands between clients and one channel of the kernel. It holds messages in order while it is shut, and hands
@@ -108,6 +110,23 @@ func (g *Gate) Release(h Holder) {
 	defer g.mu.Unlock()
 	delete(g.holders, h)
 	goroutines.Wake(g.wake)
+}
+
+// Drop removes the messages that match, and returns them.
+func (g *Gate) Drop(match func(*Message) bool) (dropped []Message) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	left := g.queue[:0:0]
+	for _, m := range g.queue {
+		if match(&m) {
+			dropped = append(dropped, m)
+			g.bytes -= m.Msg.Size()
+		} else {
+			left = append(left, m)
+		}
+	}
+	g.queue = left
+	return dropped
 }
 
 // Discard removes all messages.

@@ -61,7 +61,7 @@ func TestGate_KeepsOrderAndBounds(t *testing.T) {
 
 // TestGate_Holders: a gate opens when its last Holder releases it, in whatever order the holders came.
 func TestGate_Holders(t *testing.T) {
-	const parked Holder = "parked"
+	const parked = Parked
 	open := func(g *Gate) bool {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

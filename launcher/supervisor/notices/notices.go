@@ -6,6 +6,7 @@ package notices
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
@@ -19,6 +20,8 @@ type Notices struct {
 	Waiting Displays // that the kernel is not there yet
 	Node    Displays // that the kernel's node will go away
 	Cull    Displays // that the kernel will be culled
+	Parked  Displays // that the kernel has given its GPU back
+	GPU     Displays // that a cell waits for it
 
 	own string // session id of the supervisor's messages
 }
@@ -26,7 +29,7 @@ type Notices struct {
 // New returns the Notices of a kernel. own is the session id of the supervisor's messages.
 func New(log *messagelog.Log, own string) *Notices {
 	n := &Notices{own: own}
-	for _, d := range []*Displays{&n.Waiting, &n.Node, &n.Cull} {
+	for _, d := range []*Displays{&n.Waiting, &n.Node, &n.Cull, &n.Parked, &n.GPU} {
 		d.log, d.sender = log, n.Sender
 	}
 	return n
@@ -54,6 +57,17 @@ func (n *Notices) State(state api.State, parent []byte) jupyter.Message {
 // Reply returns an error reply that replaces the kernel's.
 func (n *Notices) Reply(c jupyter.Channel, requestType string, header []byte, f notice.Failure) jupyter.Message {
 	return notice.Reply(c, requestType, n.Sender(), header, f)
+}
+
+// Nothing returns the reply to a complete_request or an inspect_request that there is nothing to show; see the pages
+// "Completion" and "Introspection" of jupyter-client's messaging documentation.
+func (n *Notices) Nothing(requestType string, header []byte) jupyter.Message {
+	content := map[string]any{"status": "ok", "found": false, "data": struct{}{}, "metadata": struct{}{}}
+	if requestType == "complete_request" {
+		content = map[string]any{"status": "ok", "matches": []string{}, "cursor_start": 0, "cursor_end": 0,
+			"metadata": struct{}{}}
+	}
+	return jupyter.New(jupyter.Shell, strings.TrimSuffix(requestType, "request")+"reply", n.Sender(), header, content)
 }
 
 // Displays show one text in cells of several sessions, at most one cell each.

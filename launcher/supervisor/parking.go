@@ -1,0 +1,227 @@
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/parking"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
+)
+
+// Seat is a kernel's place at the one GPU that it is pinned to. It may be used concurrently.
+type Seat interface {
+	// Owns reports whether the GPU is the kernel's. A GPU that is free becomes its own.
+	Owns() (bool, error)
+	// Return gives the GPU back.
+	Return() error
+	// Wanted reports whether another kernel waits for the GPU.
+	Wanted() bool
+	// Wait puts the kernel in the line for its GPU.
+	Wait(since time.Time) (Turn, error)
+}
+
+// Turn is the wait of a kernel for its GPU. One goroutine uses it.
+type Turn interface {
+	// Take takes the GPU if it is free and the kernel is first in line. before is how many kernels are before it.
+	Take() (taken bool, before int, err error)
+	// Leave ends the wait.
+	Leave()
+}
+
+// SetSeat lets the kernel give its GPU back while it does nothing. It must be called before Run.
+func (s *Supervisor) SetSeat(seat Seat) {
+	if p := s.cfg.GPUSamples.Park; p.Idle > 0 && !p.Never && s.cfg.GPUProgram != "" && s.cfg.GPUSamples.Every > 0 {
+		s.parker.seat = seat
+		s.parker.settings = parking.Settings{Idle: p.Idle, After: p.After, IdleMemory: p.IdleMemory}
+	}
+}
+
+// parker is what has become of the GPU of a kernel that may be parked. A goroutine of each life parks the kernel and
+// wakes it (parked.go).
+//
+// The gate of shell is shut while the GPU memory is being saved, and while a message waits for the GPU. It is open
+// while the kernel is parked: messages pass that need no GPU. Calls of CUDA wait in the driver then, so nothing is lost
+// if one is made all the same.
+type parker struct {
+	// Fixed.
+	seat     Seat // nil: the kernel keeps its GPU until its end
+	settings parking.Settings
+	changed  chan struct{} // capacity 1: a message needs the GPU, or the kernel's use has changed
+	driver   *gpumemory.Driver
+
+	// Guarded by Supervisor.mu.
+	state  api.ParkState // "": seat is nil, or no process runs
+	since  time.Time
+	reason string
+	wish   bool      // a message waits for the GPU, or the kernel computes without it
+	woken  time.Time // when it got the GPU last
+	memory int64     // bytes that were saved last
+	failed uint64    // version of the use at the last attempt that failed
+	retry  time.Time // not before then
+}
+
+// enter changes the state.
+func (p *parker) enter(state api.ParkState, reason string, now time.Time) {
+	if p.state != state {
+		p.since = now
+	}
+	p.state, p.reason = state, reason
+}
+
+// owns reports whether the kernel has its GPU, as far as its messages are concerned.
+func (p *parker) owns() bool {
+	return p.seat == nil || p.state == "" || p.state == api.GPUHeld || p.state == api.GPUFailed
+}
+
+// shown returns the state for models.
+func (p *parker) shown() api.Parked {
+	if p.state == "" {
+		return api.Parked{}
+	}
+	return api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason}
+}
+
+// waits reports whether messages wait for the GPU.
+func (p *parker) waits() bool { return p.wish && !p.owns() }
+
+// holdForGPULocked makes a message wait that needs the GPU of a kernel without it. Those behind it wait too, since the
+// kernel gets all in order.
+func (s *Supervisor) holdForGPULocked(m *jupyter.Message, h jupyter.Header) {
+	p := &s.parker
+	if p.owns() || !gpumemory.Needs(m, h.MsgType) {
+		return
+	}
+	p.wish = true
+	if m.Channel == jupyter.Shell {
+		s.kernel.gates[jupyter.Shell].Hold(gate.Parked)
+	}
+	goroutines.Wake(p.changed)
+}
+
+// gotGPULocked lets the kernel have what waited for the GPU.
+func (s *Supervisor) gotGPULocked() {
+	s.parker.wish, s.parker.woken = false, s.now()
+	s.notices.GPU.End("")
+	s.notices.Parked.End("")
+	s.kernel.gates[jupyter.Shell].Release(gate.Parked)
+}
+
+// showGPUWaitLocked shows in the cells that wait why they wait.
+func (s *Supervisor) showGPUWaitLocked(text string) {
+	s.parker.enter(api.GPUWaking, text, s.nowLocked())
+	for r := range s.clients.requests.Open() {
+		if r.Executes() && r.Session != noSession {
+			s.notices.GPU.Add(r.Session, r.Header)
+		}
+	}
+	s.notices.GPU.Show("This cell waits for its GPU: " + text)
+}
+
+// answerLooksLocked answers what an editor has asked, since its user does not wait for a GPU. Without it no message may
+// wait, and then the kernel stays parked.
+func (s *Supervisor) answerLooksLocked() {
+	g := s.kernel.gates[jupyter.Shell]
+	others := false
+	dropped := g.Drop(func(m *gate.Message) bool {
+		looks := m.Req != nil && gpumemory.Looks(m.Req.Type)
+		others = others || !looks
+		return looks
+	})
+	for _, m := range dropped {
+		if m.Req.Session != noSession {
+			s.log.Append(m.Req.Session, s.notices.Nothing(m.Req.Type, m.Req.Header), true)
+		}
+		m.Req.Replied = true
+		s.clients.abort(m.Req, "", "", "")
+	}
+	if !others && !s.use.Works() {
+		s.parker.wish = false
+		g.Release(gate.Parked)
+	}
+}
+
+// interruptWaitLocked ends the wait for the GPU: what waits is answered as cells that were interrupted. It reports
+// whether anything has waited.
+func (s *Supervisor) interruptWaitLocked() bool {
+	if !s.parker.waits() || s.use.Works() {
+		return false
+	}
+	g := s.kernel.gates[jupyter.Shell]
+	for _, m := range g.Drop(func(*gate.Message) bool { return true }) {
+		if m.Req != nil {
+			s.clients.abort(m.Req, "aborted", "KeyboardInterrupt", "interrupted while it waited for its GPU")
+		}
+	}
+	s.parker.wish = false
+	s.notices.GPU.End("")
+	g.Release(gate.Parked)
+	goroutines.Wake(s.parker.changed)
+	return true
+}
+
+// gpuUseLocked returns what the kernel does with its GPU.
+func (s *Supervisor) gpuUseLocked() (u parking.Use) {
+	now, _ := s.use.Usage()
+	u.Woken = s.parker.woken
+	for _, d := range s.use.GPUs.Devices {
+		u.Memory += d.MemoryUsed
+	}
+	if !now.Up || now.Busy || s.assigning.warm {
+		return u
+	}
+	u.IdleSince = s.use.Idle().Since
+	later := func(t time.Time) {
+		if t.After(u.IdleSince) {
+			u.IdleSince = t
+		}
+	}
+	later(s.use.LastActivity())
+	for _, d := range s.use.GPUs.Devices {
+		if d.BusySince != "" {
+			u.IdleSince = time.Time{}
+			return u
+		}
+		if t, err := time.Parse(time.RFC3339Nano, d.IdleSince); err == nil {
+			later(t)
+		}
+	}
+	return u
+}
+
+// beginParking begins the parker's part of a life whose process has just started or was adopted.
+func (l *life) beginParking(ctx context.Context) (end func()) {
+	p := &l.s.parker
+	if p.seat == nil {
+		return func() {}
+	}
+	l.s.kernel.gates[jupyter.Shell].Hold(gate.Parked) // until it is known who has the GPU
+	ctx, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() { l.park(ctx) })
+	return func() {
+		cancel()
+		done.Wait()
+		l.s.mu.Lock()
+		defer l.s.mu.Unlock()
+		p.state, p.reason, p.wish = "", "", false
+		l.s.notices.GPU.End("")
+		l.s.notices.Parked.End("")
+		l.s.kernel.gates[jupyter.Shell].Release(gate.Parked)
+	}
+}
+
+// saidParked is the line under the last cell of a parked kernel.
+func saidParked(state api.ParkState, memory int64, at time.Time) string {
+	if state == api.GPUNone {
+		return fmt.Sprintf("The kernel has given its GPU back at %s: it had nothing there. A cell takes it again.",
+			api.ShownTime(at))
+	}
+	return fmt.Sprintf("The kernel has given its GPU back at %s. Its variables are kept, also the %d MiB of the GPU's "+
+		"memory. The next cell takes the GPU again.", api.ShownTime(at), memory>>20)
+}
