@@ -329,7 +329,7 @@ func (r *run) tell(ctx context.Context) error {
 			return err
 		}
 		m := r.message("comm_msg", r.msgID(r.state.Cell)+"-"+id, map[string]any{"comm_id": id, "data": map[string]any{
-			"method": "update", "state": map[string]any{memberOutputs: live(outputs)}, "buffer_paths": []any{}}})
+			"method": "update", "state": map[string]any{memberOutputs: told(outputs)}, "buffer_paths": []any{}}})
 		m.Content = jupyter.ShowNaN(m.Content)
 		if err := r.Conn.Send(ctx, m); err != nil {
 			return err
@@ -345,6 +345,23 @@ func live(list []*output) json.RawMessage {
 		if all[i] = out.other; out.other == nil {
 			all[i] = map[string]any{"output_type": "stream", "name": out.stream, "text": string(out.text)}
 		}
+	}
+	return encode(all)
+}
+
+var toldOrder = map[string]int{"output_type": -3, "metadata": -2, "data": -1}
+
+// told returns outputs as live does, in nbclient's order of members: a cell may print them as Python's dictionaries.
+func told(list []*output) json.RawMessage {
+	all := make([]any, len(list))
+	for i, out := range list {
+		o := out.other
+		if o == nil {
+			o = newObject(map[string]any{"output_type": "stream", "name": out.stream, "text": string(out.text)})
+		}
+		ordered := &object{values: o.values, keys: slices.Clone(o.keys)}
+		slices.SortStableFunc(ordered.keys, func(a, b string) int { return toldOrder[a] - toldOrder[b] })
+		all[i] = ordered
 	}
 	return encode(all)
 }

@@ -388,3 +388,14 @@ func (rec recorded) compare(t *testing.T, notebook []byte, s *script) {
 		t.Errorf("before its cells the kernel is told\n%v\nnot\n%v", told, want)
 	}
 }
+
+// TestTold_Order: a cell that prints a widget's outputs prints what it does with nbclient.
+func TestTold_Order(t *testing.T) {
+	display := newObject(map[string]any{"output_type": "display_data", "data": newObject(nil), "metadata": newObject(nil)})
+	got := string(told([]*output{{stream: "stdout", text: []byte("a<b")}, {other: display}}))
+	want := `[{"output_type":"stream","name":"stdout","text":"a<b"},` +
+		`{"output_type":"display_data","metadata":{},"data":{}}]`
+	if got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
