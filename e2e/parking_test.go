@@ -95,7 +95,7 @@ func TestE2E_Parking(t *testing.T) {
 	parked(first.ID, "parked")
 	waits := a.begin("print('never')")
 	a.until(20*time.Second, "the reason of the wait", func(m message) bool {
-		return strings.Contains(string(m.Content), "This cell waits for its GPU: another kernel computes on it")
+		return strings.Contains(string(m.Content), "This cell waits for its GPU: another kernel has it")
 	})
 	parked(first.ID, "waking")
 	g.want(204, "POST", "/api/kernels/"+first.ID+"/interrupt", "", nil)

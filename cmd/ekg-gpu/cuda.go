@@ -137,8 +137,9 @@ func (c *cuda) uses(pid int) bool {
 	return C.ekg_get(c.functions[cuRestoreThread], C.int(pid), &thread) == 0
 }
 
-// user returns the only process of a session that uses CUDA; 0 if none does.
-func (c *cuda) user(session int) (pid int, failure *gpu.CUDAError) {
+// user returns the only process of a session that uses CUDA; 0 if none does. What was saved comes back whatever other
+// processes do.
+func (c *cuda) user(session int, do gpu.Action) (pid int, failure *gpu.CUDAError) {
 	mapping, open, unknown := c.files.users(session)
 	if len(mapping) > 0 {
 		if failure := c.open(); failure != nil {
@@ -150,6 +151,9 @@ func (c *cuda) user(session int) (pid int, failure *gpu.CUDAError) {
 		if c.uses(pid) {
 			users = append(users, pid)
 			delete(open, pid)
+			if state, _ := c.state(pid); do != gpu.Save && (state == gpu.CUDASaved || state == gpu.CUDALocked) {
+				return pid, nil
+			}
 		}
 	}
 	switch {
@@ -173,7 +177,7 @@ func (c *cuda) do(command gpu.Command) (a gpu.Answer) {
 	defer func() { a.Seconds = time.Since(began).Seconds() }()
 	a.State = gpu.CUDAUnknown
 	if command.Session != 0 {
-		command.PID, a.Failure = c.user(command.Session)
+		command.PID, a.Failure = c.user(command.Session, command.Do)
 		if a.Failure == nil && command.PID == 0 {
 			a.State = gpu.CUDANone
 		}

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
 // mostFiles is how many open files of a process are looked at. A process with more counts as one that uses a GPU.
@@ -89,10 +91,12 @@ func (g gpuFiles) allSuspended() bool {
 // cudaLibrary is in the path of NVIDIA's library, which a process that uses CUDA has mapped.
 const cudaLibrary = "/libcuda.so"
 
-// users looks for processes of a session that may use a GPU: those that have mapped NVIDIA's library, and those that
-// have a GPU open. It counts those that cannot be looked at.
+// users looks for processes of a kernel that may use a GPU: those that have mapped NVIDIA's library, and those that have
+// a GPU open. It counts those that cannot be looked at. The kernel's processes are those of its session, and those that
+// have inherited its id: its code may start others in sessions of their own.
 func (g gpuFiles) users(session int) (mapping []int, open map[int]bool, unknown int) {
 	open = map[int]bool{}
+	id := g.kernelID(strconv.Itoa(session))
 	entries, err := os.ReadDir(g.proc)
 	if err != nil {
 		return nil, open, 1
@@ -102,7 +106,7 @@ func (g gpuFiles) users(session int) (mapping []int, open map[int]bool, unknown 
 		if err != nil {
 			continue
 		}
-		if of, err := unix.Getsid(pid); err != nil || of != session {
+		if of, err := unix.Getsid(pid); err != nil || of != session && (id == "" || g.kernelID(e.Name()) != id) {
 			continue
 		}
 		maps, err := os.ReadFile(filepath.Join(g.proc, e.Name(), "maps"))
@@ -121,4 +125,18 @@ func (g gpuFiles) users(session int) (mapping []int, open map[int]bool, unknown 
 		}
 	}
 	return mapping, open, unknown
+}
+
+// kernelID returns the entry of a process's environment with the kernel's id; "" if it has none, or it cannot be read.
+func (g gpuFiles) kernelID(pid string) string {
+	b, err := os.ReadFile(filepath.Join(g.proc, pid, "environ"))
+	if err != nil {
+		return ""
+	}
+	for entry := range bytes.SplitSeq(b, []byte{0}) {
+		if bytes.HasPrefix(entry, []byte(proctree.KernelIDVariable+"=")) {
+			return string(entry)
+		}
+	}
+	return ""
 }

@@ -97,6 +97,9 @@ func (w *watcher) start() *gpu.Samples {
 		}
 	}
 	w.closeLibrary()
+	if err == nil && !w.used() {
+		return w.line(w.asleep(), nil) // what no process has open does not compute
+	}
 	return w.line(w.known, err)
 }
 

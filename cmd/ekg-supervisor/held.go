@@ -17,7 +17,13 @@ const heldUsage = "descriptors of locks that the kernel inherits, as FIRST+COUNT
 type seat struct{ *devices.Seat }
 
 // Wait puts the kernel in the line for its GPU.
-func (s seat) Wait(since time.Time) (supervisor.Turn, error) { return s.Seat.Wait(since, false) }
+func (s seat) Wait(since time.Time) (supervisor.Turn, error) {
+	turn, err := s.Seat.Wait(since, false)
+	if err != nil {
+		return nil, err // a nil *devices.Turn would be a Turn
+	}
+	return turn, nil
+}
 
 // maxHeld bounds the descriptors of --held-fds: two for each of 64 GPUs.
 const maxHeld = 128

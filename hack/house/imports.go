@@ -56,7 +56,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/listener",
 		"launcher/supervisor/parent",
 	},
-	"cmd/ekg-gpu":       {"cmd/buildinfo", "launcher/gpu"},
+	"cmd/ekg-gpu":       {"cmd/buildinfo", "launcher/gpu", "launcher/proctree"},
 	"cmd/ekg-gpu-agent": {"cmd/buildinfo", "launcher/gpu"},
 	"deploy":            {},
 	"e2e":               {},

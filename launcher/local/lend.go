@@ -159,6 +159,7 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
 	}
 	cfg.SetVersion()
+	cfg.GPUSamples.Park.Never = cfg.GPUSamples.Park.Never || k.rec.Job // an older gateway has not stored it
 	l.logs.set(&cfg)
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = environment.WorkingDir(cfg.WorkingDir, l.dir)

@@ -67,7 +67,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 // admitLocked answers a message, or passes it to the channel's gate.
 func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
 	if h.MsgType == "kernel_info_request" && m.Channel == jupyter.Shell && h.Subshell == "" &&
-		s.use.State() == api.Busy && s.kernel.info != nil {
+		(s.use.State() == api.Busy || !s.parker.owns()) && s.kernel.info != nil {
 		for _, answer := range s.kernelInfoLocked(&m) {
 			s.log.Append(c.session.Number, answer, true)
 		}

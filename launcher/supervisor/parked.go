@@ -12,12 +12,21 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
 const (
-	parkLook  = time.Second            // between two looks whether another kernel waits for the GPU
+	parkLook   = time.Second      // between two looks whether another kernel waits for the GPU
+	takeLimit  = 2 * time.Second  // for the kernel that waits to take a GPU that was given back
+	adoptLimit = 30 * time.Second // for ekg-gpu to tell what an earlier supervisor has left
+
+	// unknownMemory stands for the GPU memory of a kernel that an earlier supervisor has parked, in bytes: ekg-gpu gets
+	// time for the largest GPUs.
+	unknownMemory = 192 << 30
+
 	parkRetry = time.Minute            // after an attempt that failed, and until the kernel's use has changed
 	waitLook  = 20 * time.Millisecond  // between two attempts to take the GPU
+	waitLater = 250 * time.Millisecond // after the first second
 	waitShown = 300 * time.Millisecond // a shorter wait is not shown
 )
 
@@ -29,19 +38,17 @@ func (l *life) park(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		s.mu.Lock()
-		wake, pause := false, time.Duration(0)
-		save := false
+		save, wake, pause := false, false, parkRetry
 		if p.owns() {
-			save, pause = s.parkDueLocked()
+			save, pause = s.parkDueLocked(false)
 		} else {
-			wake = p.wish || s.use.Works() // it computes without its GPU, and CUDA makes it wait
-			pause = parkRetry
+			wake = p.wish || s.computesLocked() // CUDA makes it wait
 		}
-		if save {
-			p.enter(api.GPUParking, "", s.nowLocked())
-			s.kernel.gates[jupyter.Shell].Hold(gate.Parked)
-		}
+		owns := p.owns()
 		s.mu.Unlock()
+		if owns && !save && pause == parkLook {
+			save, pause = s.parkDue()
+		}
 		switch {
 		case save:
 			l.save(ctx)
@@ -59,8 +66,9 @@ func (l *life) park(ctx context.Context) {
 	}
 }
 
-// parkDueLocked reports whether the kernel is to be parked now, and otherwise how long it is until that may be.
-func (s *Supervisor) parkDueLocked() (now bool, pause time.Duration) {
+// parkDueLocked reports whether the kernel is to be parked now, and otherwise how long it is until that may be. wanted
+// says whether another kernel waits for its GPU.
+func (s *Supervisor) parkDueLocked(wanted bool) (now bool, pause time.Duration) {
 	p, use, at := &s.parker, s.gpuUseLocked(), s.nowLocked()
 	if s.use.Version() == p.failed {
 		return false, parkRetry // until something changes
@@ -76,33 +84,50 @@ func (s *Supervisor) parkDueLocked() (now bool, pause time.Duration) {
 	if wait := due.Sub(at); wait > 0 {
 		return false, min(wait, parkRetry)
 	}
-	if p.seat.Wanted() {
+	if wanted {
 		return true, 0
 	}
 	due, ok = p.settings.Due(use, false)
 	return ok && !at.Before(due), parkLook
 }
 
-// findParked finds out what an earlier supervisor has left. It reports false if the kernel was killed.
+// parkDue is parkDueLocked, and looks whether another kernel waits.
+func (s *Supervisor) parkDue() (now bool, pause time.Duration) {
+	wanted := s.parker.seat.Wanted()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.parkDueLocked(wanted)
+}
+
+// findParked finds out what an earlier supervisor has left. It reports false if the kernel was killed, or has ended.
 func (l *life) findParked(ctx context.Context) bool {
 	s, p := l.s, &l.s.parker
 	own, err := p.seat.Owns()
 	if err != nil {
 		s.logger.Warn("it is not known who has the kernel's GPU", logkey.Err, err)
+		own = !l.started.Adopted // its parent has taken it for this start, or holds it no more
 	}
 	state := api.GPUNone
 	if own {
 		state = api.GPUHeld
 	}
 	if l.started.Adopted {
-		switch a := p.driver.Ask(ctx, l.proc, gpu.Look, 0); a.State {
+		// A command of the earlier supervisor may still run.
+		a := p.driver.Settle(ctx, l.proc, gpu.Look, unknownMemory)
+		for limit := s.now().Add(adoptLimit); a.State == gpu.CUDAUnknown && s.now().Before(limit); {
+			if goroutines.Sleep(ctx, gpumemory.Pause) != nil {
+				return false
+			}
+			a = p.driver.Settle(ctx, l.proc, gpu.Look, unknownMemory)
+		}
+		switch a.State {
 		case gpu.CUDASaved:
 			state = api.GPUParked
 			if err := p.seat.Return(); err != nil {
 				s.logger.Error("a GPU is not given back", logkey.Err, err)
 			}
-		case gpu.CUDALocked:
-			p.driver.Ask(ctx, l.proc, gpu.Restore, 0) // unlocks
+		case gpu.CUDALocked, gpu.CUDAUnknown, gpu.CUDAUnanswered:
+			state = api.GPUParked // it may be. The next cell restores what is saved. The GPU is not given back for it
 		case gpu.CUDAFailed:
 			l.giveUp(lostGPU)
 			return false
@@ -111,9 +136,10 @@ func (l *life) findParked(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.enter(state, "", s.nowLocked())
-	p.failed, p.woken = 0, s.now()
-	if p.wish = !p.owns() && s.clients.requests.OldestCell() != nil; !p.wish {
-		s.kernel.gates[jupyter.Shell].Release(gate.Parked)
+	p.own, p.memory, p.failed, p.woken = state == api.GPUHeld, unknownMemory, 0, s.now()
+	g := s.kernel.gates[jupyter.Shell]
+	if p.wish = !p.own && g.Any(needsGPU); !p.wish {
+		g.Release(gate.Parked)
 	}
 	return true
 }
@@ -125,57 +151,91 @@ const (
 )
 
 // save saves the GPU memory and gives the GPU back. If that is not possible the kernel keeps its GPU, and the model
-// says why.
+// says why. The driver is asked first, so no message waits if it cannot be done. One kernel of the machine does this at
+// a time, and the kernel that waits has taken the GPU before the next one looks.
 func (l *life) save(ctx context.Context) {
 	s, p := l.s, &l.s.parker
+	end, err := p.seat.Exclusive(ctx)
+	if err != nil {
+		if goroutines.Sleep(ctx, parkLook) == nil {
+			s.logger.Error("the kernel keeps its GPU", logkey.Err, err)
+		}
+		return
+	}
+	defer end()
 	s.mu.Lock()
 	memory := s.gpuUseLocked().Memory
 	s.mu.Unlock()
-	began := time.Now()
-	a := p.driver.Ask(ctx, l.proc, gpu.Look, memory)
-	why := ""
+	a, why := p.driver.Ask(ctx, l.proc, gpu.Look, memory), ""
 	switch {
+	case ctx.Err() != nil:
+		return
 	case a.Failure != nil:
 		why = a.Failure.Error()
-	case a.State == gpu.CUDARunning:
-		if l.s.cfg.SameMachine {
-			why = gpumemory.NoRoom(l.proc.PID(), memory)
-		}
-		if why == "" {
-			a = p.driver.Settle(ctx, l.proc, gpu.Save, memory)
-		}
+	case a.State == gpu.CUDARunning && s.cfg.SameMachine:
+		why = gpumemory.NoRoom(l.proc.PID(), memory)
 	}
-	switch {
-	case ctx.Err() != nil:
+	wanted := p.seat.Wanted()
+	s.mu.Lock()
+	if why != "" {
+		l.keepGPULocked(why)
+		s.mu.Unlock()
 		return
-	case a.State == gpu.CUDASaved || a.State == gpu.CUDANone && a.Failure == nil:
+	}
+	if due, _ := s.parkDueLocked(wanted); !due {
+		s.mu.Unlock()
+		return // a message came, or the other kernel waits no more
+	}
+	p.own = false
+	p.enter(api.GPUParking, "", s.nowLocked())
+	s.kernel.gates[jupyter.Shell].Hold(gate.Parked)
+	s.mu.Unlock()
+	began := time.Now()
+	if a.State != gpu.CUDANone {
+		a = p.driver.Settle(ctx, l.proc, gpu.Save, memory)
+	}
+	if ctx.Err() == nil && (a.State == gpu.CUDASaved || a.State == gpu.CUDANone) {
 		l.gaveBack(a.State, memory, time.Since(began))
+		for limit := time.Now().Add(takeLimit); p.seat.Wanted() && time.Now().Before(limit); {
+			if goroutines.Sleep(ctx, waitLook) != nil {
+				return
+			}
+		}
 		return
-	case a.State == gpu.CUDALocked:
-		a = p.driver.Settle(ctx, l.proc, gpu.Restore, memory) // unlocks
 	}
+	why = "the attempt to save its GPU memory has failed"
 	switch {
-	case ctx.Err() != nil:
-		return
-	case a.State == gpu.CUDAFailed:
-		l.giveUp(lostGPU)
-		return
-	case a.State == gpu.CUDAUnanswered && why == "":
-		l.giveUp(silentGPU)
-		return
-	case why == "" && a.Failure != nil && a.Failure.Computes():
+	case a.Failure == nil:
+	case a.Failure.Computes():
 		why = "its GPU computes"
-	case why == "" && a.Failure != nil:
+	default:
 		why = a.Failure.Error()
-	case why == "":
-		why = "the attempt to save its GPU memory has failed"
 	}
-	s.logger.Info("the kernel keeps its GPU", logkey.Reason, why)
+	// Whatever has become of it: it keeps its GPU, and its memory there comes back.
+	s.mu.Lock()
+	s.gotGPULocked()
+	s.mu.Unlock()
+	if a.State != gpu.CUDARunning && !l.restore(ctx, memory) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.gotGPULocked()
+	l.keepGPULocked(why)
+}
+
+// keepGPULocked notes that the kernel was not parked. That is tried again when the kernel has done something. If only
+// ekg-gpu was not there, it is tried again in any case.
+func (l *life) keepGPULocked(why string) {
+	s, p := l.s, &l.s.parker
+	if p.reason != why {
+		s.logger.Info("the kernel keeps its GPU", logkey.Reason, why)
+	}
 	p.enter(api.GPUFailed, why, s.nowLocked())
 	p.failed, p.retry = s.use.Version(), s.now().Add(parkRetry)
-	s.gotGPULocked()
+	if why == process.NoGPUProgram {
+		p.failed, p.retry = 0, s.now().Add(parkLook)
+	}
 }
 
 // gaveBack gives the GPU back, whose memory is saved, or which the kernel does not use.
@@ -230,7 +290,7 @@ func (l *life) wake(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.enter(api.GPUHeld, "", s.nowLocked())
-	p.woken = s.now()
+	s.gotGPULocked()
 }
 
 // takeGPU waits for the kernel's GPU. It returns false if nothing needs it any more.
@@ -243,18 +303,24 @@ func (l *life) takeGPU(ctx context.Context) bool {
 			turn.Leave()
 		}
 	}()
-	for shown := ""; ; {
+	for shown, told := "", ""; ; {
+		fails := func(err error) {
+			if text := err.Error(); text != told {
+				told = text
+				s.logger.Error("the kernel cannot take its GPU; this is tried again", logkey.Err, err)
+			}
+		}
 		if turn == nil {
 			var err error
 			if turn, err = p.seat.Wait(began); err != nil {
-				s.logger.Error("the kernel cannot wait for its GPU; this is tried again", logkey.Err, err)
+				fails(err)
 			}
 		}
 		taken, before := false, 0
 		if turn != nil {
 			var err error
 			if taken, before, err = turn.Take(); err != nil {
-				s.logger.Error("the kernel cannot take its GPU; this is tried again", logkey.Err, err)
+				fails(err)
 				turn.Leave()
 				turn = nil
 			}
@@ -262,19 +328,23 @@ func (l *life) takeGPU(ctx context.Context) bool {
 		if taken {
 			return true
 		}
-		text := "another kernel computes on it"
+		text := "another kernel has it"
 		if before > 0 {
 			text = fmt.Sprintf("%d other kernels are before this one", before)
 		}
 		s.mu.Lock()
 		s.answerLooksLocked()
-		wanted := p.wish || s.use.Works()
+		wanted := p.wish || s.computesLocked()
 		if wanted && text != shown && s.now().Sub(began) >= waitShown {
 			s.showGPUWaitLocked(text)
 			shown = text
 		}
 		s.mu.Unlock()
-		if !wanted || goroutines.Sleep(ctx, waitLook) != nil {
+		pause := waitLook
+		if s.now().Sub(began) > time.Second {
+			pause = waitLater
+		}
+		if !wanted || goroutines.Sleep(ctx, pause) != nil {
 			return false
 		}
 	}

@@ -24,6 +24,8 @@ type Seat interface {
 	Wanted() bool
 	// Wait puts the kernel in the line for its GPU.
 	Wait(since time.Time) (Turn, error)
+	// Exclusive waits until no other kernel of the machine gives its GPU back.
+	Exclusive(ctx context.Context) (end func(), err error)
 }
 
 // Turn is the wait of a kernel for its GPU. One goroutine uses it.
@@ -59,6 +61,7 @@ type parker struct {
 	state  api.ParkState // "": seat is nil, or no process runs
 	since  time.Time
 	reason string
+	own    bool      // the GPU is the kernel's, and is not about to be given back
 	wish   bool      // a message waits for the GPU, or the kernel computes without it
 	woken  time.Time // when it got the GPU last
 	memory int64     // bytes that were saved last
@@ -75,9 +78,7 @@ func (p *parker) enter(state api.ParkState, reason string, now time.Time) {
 }
 
 // owns reports whether the kernel has its GPU, as far as its messages are concerned.
-func (p *parker) owns() bool {
-	return p.seat == nil || p.state == "" || p.state == api.GPUHeld || p.state == api.GPUFailed
-}
+func (p *parker) owns() bool { return p.seat == nil || p.state == "" || p.own }
 
 // shown returns the state for models.
 func (p *parker) shown() api.Parked {
@@ -106,7 +107,7 @@ func (s *Supervisor) holdForGPULocked(m *jupyter.Message, h jupyter.Header) {
 
 // gotGPULocked lets the kernel have what waited for the GPU.
 func (s *Supervisor) gotGPULocked() {
-	s.parker.wish, s.parker.woken = false, s.now()
+	s.parker.own, s.parker.wish, s.parker.woken = true, false, s.now()
 	s.notices.GPU.End("")
 	s.notices.Parked.End("")
 	s.kernel.gates[jupyter.Shell].Release(gate.Parked)
@@ -127,12 +128,7 @@ func (s *Supervisor) showGPUWaitLocked(text string) {
 // wait, and then the kernel stays parked.
 func (s *Supervisor) answerLooksLocked() {
 	g := s.kernel.gates[jupyter.Shell]
-	others := false
-	dropped := g.Drop(func(m *gate.Message) bool {
-		looks := m.Req != nil && gpumemory.Looks(m.Req.Type)
-		others = others || !looks
-		return looks
-	})
+	dropped := g.Drop(func(m *gate.Message) bool { return m.Req != nil && gpumemory.Looks(m.Req.Type) })
 	for _, m := range dropped {
 		if m.Req.Session != noSession {
 			s.log.Append(m.Req.Session, s.notices.Nothing(m.Req.Type, m.Req.Header), true)
@@ -140,29 +136,40 @@ func (s *Supervisor) answerLooksLocked() {
 		m.Req.Replied = true
 		s.clients.abort(m.Req, "", "", "")
 	}
-	if !others && !s.use.Works() {
+	if !g.Any(needsGPU) && !s.computesLocked() {
 		s.parker.wish = false
 		g.Release(gate.Parked)
 	}
 }
 
+// computesLocked reports whether the kernel works on a request that may need the GPU.
+func (s *Supervisor) computesLocked() bool { return s.use.WorksOn(gpumemory.NeedsType) }
+
+// needsGPU reports whether a message at the gate needs the GPU.
+func needsGPU(m *gate.Message) bool {
+	_, msgType := jupyter.IDAndType(m.Msg.Header)
+	return gpumemory.Needs(&m.Msg, msgType)
+}
+
 // interruptWaitLocked ends the wait for the GPU: what waits is answered as cells that were interrupted. It reports
-// whether anything has waited.
+// whether that was all: the kernel itself does nothing that could be interrupted.
 func (s *Supervisor) interruptWaitLocked() bool {
-	if !s.parker.waits() || s.use.Works() {
+	if !s.parker.waits() {
 		return false
 	}
 	g := s.kernel.gates[jupyter.Shell]
-	for _, m := range g.Drop(func(*gate.Message) bool { return true }) {
+	for _, m := range g.Drop(needsGPU) {
 		if m.Req != nil {
 			s.clients.abort(m.Req, "aborted", "KeyboardInterrupt", "interrupted while it waited for its GPU")
 		}
 	}
 	s.parker.wish = false
 	s.notices.GPU.End("")
-	g.Release(gate.Parked)
+	if s.parker.state != api.GPUParking { // else its end releases the gate
+		g.Release(gate.Parked)
+	}
 	goroutines.Wake(s.parker.changed)
-	return true
+	return !s.use.Works()
 }
 
 // gpuUseLocked returns what the kernel does with its GPU.
@@ -172,7 +179,7 @@ func (s *Supervisor) gpuUseLocked() (u parking.Use) {
 	for _, d := range s.use.GPUs.Devices {
 		u.Memory += d.MemoryUsed
 	}
-	if !now.Up || now.Busy || s.assigning.warm {
+	if !now.Up || now.Busy || s.assigning.warm || len(s.use.GPUs.Devices) == 0 {
 		return u
 	}
 	u.IdleSince = s.use.Idle().Since
@@ -183,8 +190,8 @@ func (s *Supervisor) gpuUseLocked() (u parking.Use) {
 	}
 	later(s.use.LastActivity())
 	for _, d := range s.use.GPUs.Devices {
-		if d.BusySince != "" {
-			u.IdleSince = time.Time{}
+		if d.BusySince != "" || d.Utilization == nil || d.Error != "" {
+			u.IdleSince = time.Time{} // it computes, or may
 			return u
 		}
 		if t, err := time.Parse(time.RFC3339Nano, d.IdleSince); err == nil {

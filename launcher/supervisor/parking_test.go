@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 const standInWatch = `#!/usr/bin/env python3
 import json, os, sys
 os.chdir(os.path.dirname(os.path.abspath(sys.argv[0])))
+print(json.dumps({"seconds": 0, "devices": [{"uuid": "GPU-1", "memory_used": 1 << 20, "utilization": 0}]}), flush=True)
 after = {"save": {"running": "saved", "locked": "saved"}, "restore": {"saved": "running", "locked": "running"}}
 for line in sys.stdin:
     command = json.loads(line)
@@ -81,6 +83,8 @@ func (s *testSeat) Wanted() bool {
 	return s.wanted
 }
 
+func (s *testSeat) Exclusive(context.Context) (func(), error) { return func() {}, nil }
+
 func (s *testSeat) Wait(time.Time) (Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,6 +132,7 @@ func startParkable(t *testing.T, state string) *parkable {
 		s.SetSeat(p.seat)
 	}).ready()
 	p.is(api.GPUHeld, "")
+	p.until("sampled", func(s api.Status) bool { return len(s.GPU) == 1 })
 	p.client = p.dial(dialOption{session: "one"})
 	p.says("print 1")
 	return p
@@ -186,7 +191,7 @@ func TestParking(t *testing.T) {
 	p.seat.set(func() { p.seat.taken = true })
 	cell := p.execute("print 3")
 	p.collect("the reason of the wait", func(g got) bool {
-		return strings.Contains(string(g.Content), "This cell waits for its GPU: another kernel computes on it")
+		return strings.Contains(string(g.Content), "This cell waits for its GPU: another kernel has it")
 	})
 	p.is(api.GPUWaking, "another kernel")
 	asks := p.send(jupyter.Shell, "complete_request", map[string]any{"code": "pri", "cursor_pos": 3})

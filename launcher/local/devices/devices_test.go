@@ -69,7 +69,8 @@ func TestPool_Lend(t *testing.T) {
 	}
 	for kernel, w := range map[string]Want{"d": {}, "e": {Count: 2}, "f": {Share: 751}} {
 		var busy *BusyError
-		if _, err := other.Lend(t.Context(), Borrower{Kernel: kernel}, l, w, nil); !errors.As(err, &busy) || len(busy.Candidates) != 3 {
+		_, err := other.Lend(t.Context(), Borrower{Kernel: kernel}, l, w, nil)
+		if !errors.As(err, &busy) || len(busy.Candidates) != 3 {
 			t.Errorf("%s gets %v", kernel, err)
 		}
 	}

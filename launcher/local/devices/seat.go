@@ -152,6 +152,19 @@ func (s *Seat) Wanted() bool {
 	return err == nil && len(all) > 0
 }
 
+// saveLock is in the folder of a Pool, and is held by a kernel that gives its unit back.
+const saveLock = "@save"
+
+// Exclusive waits until no other kernel of the machine gives its unit back. So they do not fill the machine's memory
+// together, and one kernel that waits for any of several units makes only one holder give its unit back.
+func (s *Seat) Exclusive(ctx context.Context) (end func(), err error) {
+	f, err := flock.Wait(ctx, filepath.Join(s.pool.dir, saveLock))
+	if err != nil {
+		return nil, err
+	}
+	return func() { flock.Unlock(f) }, nil
+}
+
 // Wait puts the kernel in the line for its unit.
 func (s *Seat) Wait(since time.Time, job bool) (*Turn, error) {
 	w, err := s.pool.Wait(s.uuid, since, job)

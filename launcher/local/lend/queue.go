@@ -131,7 +131,7 @@ func (p *Place) Leave() bool {
 // announceLocked tells the kernels that hold the candidates that this one waits. They may be parked.
 func (p *Place) announceLocked(pool *devices.Pool) {
 	candidates := p.candidates
-	if p.keepsNoneLocked() {
+	if p.l.opts.Park.Idle <= 0 || p.keepsNoneLocked() {
 		candidates = nil
 	}
 	for uuid, w := range p.waiters {

@@ -260,9 +260,12 @@ func (c *Clock) BusySince(msgID, msgType string) time.Time {
 }
 
 // Works reports whether the kernel works on a request of any type. A request that waits does not count.
-func (c *Clock) Works() bool {
-	for _, r := range c.inProgress {
-		if !r.since.IsZero() {
+func (c *Clock) Works() bool { return c.WorksOn(func(string) bool { return true }) }
+
+// WorksOn reports whether the kernel works on a request of a type that matches.
+func (c *Clock) WorksOn(match func(msgType string) bool) bool {
+	for k, r := range c.inProgress {
+		if !r.since.IsZero() && match(k.msgType) {
 			return true
 		}
 	}

@@ -6,6 +6,7 @@ package gate
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
@@ -110,6 +111,13 @@ func (g *Gate) Release(h Holder) {
 	defer g.mu.Unlock()
 	delete(g.holders, h)
 	goroutines.Wake(g.wake)
+}
+
+// Any reports whether a message matches.
+func (g *Gate) Any(match func(*Message) bool) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.queue, func(m Message) bool { return match(&m) })
 }
 
 // Drop removes the messages that match, and returns them.

@@ -1,6 +1,6 @@
-// Package gpumemory has NVIDIA's driver save and restore the GPU memory of a kernel's process, through ekg-gpu beside the
-// kernel. It says which messages need that memory, and whether there is room to save it. Package supervisor decides when
-// a kernel is parked. The package starts no goroutine. Begin with Driver.Ask.
+// Package gpumemory has NVIDIA's driver save and restore the GPU memory of a kernel's process, through ekg-gpu beside
+// the kernel. It says which messages need that memory, and whether there is room to save it. Package supervisor decides
+// when a kernel is parked. The package starts no goroutine. Begin with Driver.Ask.
 package gpumemory
 
 import (
@@ -83,13 +83,15 @@ func (d *Driver) Ask(ctx context.Context, p Process, do gpu.Action, memory int64
 	return gpu.Answer{State: gpu.CUDAUnanswered, Failure: &gpu.CUDAError{Text: why}}
 }
 
-// Settle is Ask, and asks for the state again until ekg-gpu knows it. The state is gpu.CUDAUnanswered if it does not
-// within twice the limit of an answer.
+// Settle is Ask. If ekg-gpu ends before it has answered, it asks for the state again, for twice the limit of an answer.
+// gpu.CUDAUnknown means that nothing was done, unless ekg-gpu has ended before: then it is not known what was done.
 func (d *Driver) Settle(ctx context.Context, p Process, do gpu.Action, memory int64) gpu.Answer {
 	a := d.Ask(ctx, p, do, memory)
+	if a.State == gpu.CUDAUnknown {
+		return a
+	}
 	for deadline := time.Now().Add(2 * limitOf(memory)); a.State == gpu.CUDAUnanswered || a.State == gpu.CUDAUnknown; {
 		if goroutines.Sleep(ctx, Pause) != nil || !time.Now().Before(deadline) {
-			a.State = gpu.CUDAUnanswered
 			return a
 		}
 		a = d.Ask(ctx, p, gpu.Look, memory)
@@ -97,7 +99,8 @@ func (d *Driver) Settle(ctx context.Context, p Process, do gpu.Action, memory in
 	return a
 }
 
-// NoRoom says why so many bytes of the GPU's memory of a process cannot be kept in the machine's memory; "" if they can.
+// NoRoom says why so many bytes of the GPU's memory of a process cannot be kept in the machine's memory. "" means that
+// they can.
 func NoRoom(pid int, memory int64) string {
 	needs := memory + memory/10 + savedContext
 	room, err := cgroup.Headroom(pid)
@@ -112,14 +115,20 @@ func NoRoom(pid int, memory int64) string {
 
 // Needs reports whether a kernel needs its GPU memory for a message. The others do not run the user's code.
 func Needs(m *jupyter.Message, msgType string) bool {
-	switch msgType {
-	case "execute_request", "comm_open", "comm_msg", "comm_close":
-		return true
-	case "debug_request":
+	if msgType == "debug_request" {
 		switch jupyter.StringField(m.Content, "command") {
 		case "evaluate", "variables", "inspectVariables", "richInspectVariables", "copyToGlobals":
 			return true
 		}
+	}
+	return NeedsType(msgType)
+}
+
+// NeedsType is Needs without the content of a message: a debug_request counts as one that needs nothing.
+func NeedsType(msgType string) bool {
+	switch msgType {
+	case "execute_request", "comm_open", "comm_msg", "comm_close":
+		return true
 	}
 	return Looks(msgType)
 }

@@ -18,11 +18,10 @@ type GPUCommand struct {
 	Limit time.Duration `json:"limit"` // nanoseconds; without an answer by then, ekg-gpu is killed
 }
 
-// Texts of failures without an answer of ekg-gpu.
-const (
-	noGPUProgram    = "the program ekg-gpu does not run"
-	gpuProgramEnded = "the program ekg-gpu has ended before it has answered"
-)
+// NoGPUProgram is the text of a failure that says that nothing was asked. ekg-gpu is started again then.
+const NoGPUProgram = "the program ekg-gpu does not run"
+
+const gpuProgramEnded = "the program ekg-gpu has ended before it has answered"
 
 // gpuCommands are the commands to ekg-gpu watch that have no answer yet.
 type gpuCommands struct {
@@ -39,7 +38,7 @@ type gpuCommands struct {
 func (p *Process) AskGPU(c GPUCommand) {
 	if !p.asked.ask(c, p.leader) {
 		goroutines.Wake(p.asked.wanted)
-		p.answered(gpu.Answer{ID: c.ID, State: gpu.CUDAUnknown, Failure: &gpu.CUDAError{Text: noGPUProgram}})
+		p.answered(gpu.Answer{ID: c.ID, State: gpu.CUDAUnknown, Failure: &gpu.CUDAError{Text: NoGPUProgram}})
 	}
 }
 
