@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
 // helperVariable makes the test's program ekg-gpu watch.
@@ -395,7 +396,21 @@ func TestGPUFiles_Users(t *testing.T) {
 			t.Errorf("%q: got %s, want %s", maps, got, want)
 		}
 	}
-	if mapping, _, _ := g.users(1 << 30); len(mapping) > 0 {
-		t.Errorf("another session: got %v", mapping)
+	const leader = 1 << 30
+	if _, open, _ := g.users(leader); len(open) > 0 {
+		t.Errorf("another session: got %v", open)
+	}
+	if err := os.Mkdir(filepath.Join(proc, fmt.Sprint(leader)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{leader, os.Getpid()} {
+		if err := errors.Join(os.WriteFile(filepath.Join(proc, fmt.Sprint(pid), "environ"),
+			[]byte("A=b\x00"+proctree.KernelIDVariable+"=x\x00"), 0o600),
+			os.WriteFile(filepath.Join(dir, "maps"), []byte("7f00 rw-s /dev/nvidia-uvm\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, open, _ := g.users(leader); !open[os.Getpid()] {
+		t.Errorf("a process of the kernel with a session of its own: got %v", open)
 	}
 }

@@ -91,9 +91,9 @@ func (g gpuFiles) allSuspended() bool {
 // cudaLibrary is in the path of NVIDIA's library, which a process that uses CUDA has mapped.
 const cudaLibrary = "/libcuda.so"
 
-// users looks for processes of a kernel that may use a GPU: those that have mapped NVIDIA's library, and those that have
-// a GPU open. It counts those that cannot be looked at. The kernel's processes are those of its session, and those that
-// have inherited its id: its code may start others in sessions of their own.
+// users looks for processes of a kernel that may use a GPU: those that have mapped NVIDIA's library, and those that
+// have a GPU open. It counts those that cannot be looked at. The kernel's processes are those of its session, and those
+// that have inherited its id: its code may start others in sessions of their own.
 func (g gpuFiles) users(session int) (mapping []int, open map[int]bool, unknown int) {
 	open = map[int]bool{}
 	id := g.kernelID(strconv.Itoa(session))

@@ -98,7 +98,11 @@ func (w *watcher) start() *gpu.Samples {
 	}
 	w.closeLibrary()
 	if err == nil && !w.used() {
-		return w.line(w.asleep(), nil) // what no process has open does not compute
+		for i := range w.known { // what no process has open does not compute
+			if s := &w.known[i]; s.Closed {
+				s.Utilization = new(float64)
+			}
+		}
 	}
 	return w.line(w.known, err)
 }

@@ -107,7 +107,7 @@ func TestWatch_Sleep(t *testing.T) {
 	const asleep = `"devices":[{"uuid":"GPU-1","model":"T4","memory_total":4096,"memory_used":0,"utilization":0,` +
 		`"processes":null,"closed":true}]}`
 	w.want("first look", w.begin(), `{"seconds":0,"devices":[{"uuid":"GPU-1","model":"T4","memory_total":4096,`+
-		`"memory_used":2048,"utilization":null,"processes":null,"closed":true}]}`)
+		`"memory_used":2048,"utilization":0,"processes":null,"closed":true}]}`)
 	calls := func() int { return len(lib.InitCalls()) }
 	if calls() != 1 || len(lib.ShutdownCalls()) != 1 {
 		t.Fatalf("initialised %d times, shut down %d times", calls(), len(lib.ShutdownCalls()))

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
 )
 
 const heldUsage = "descriptors of locks that the kernel inherits, as FIRST+COUNT"
@@ -17,7 +17,7 @@ const heldUsage = "descriptors of locks that the kernel inherits, as FIRST+COUNT
 type seat struct{ *devices.Seat }
 
 // Wait puts the kernel in the line for its GPU.
-func (s seat) Wait(since time.Time) (supervisor.Turn, error) {
+func (s seat) Wait(since time.Time) (gpumemory.Turn, error) {
 	turn, err := s.Seat.Wait(since, false)
 	if err != nil {
 		return nil, err // a nil *devices.Turn would be a Turn

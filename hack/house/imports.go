@@ -53,6 +53,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor",
 		"launcher/supervisor/api",
 		"launcher/supervisor/child",
+		"launcher/supervisor/gpumemory",
 		"launcher/supervisor/listener",
 		"launcher/supervisor/parent",
 	},

@@ -297,7 +297,7 @@ func (l *life) wake(ctx context.Context) {
 func (l *life) takeGPU(ctx context.Context) bool {
 	s, p := l.s, &l.s.parker
 	began := s.now()
-	var turn Turn
+	var turn gpumemory.Turn
 	defer func() {
 		if turn != nil {
 			turn.Leave()

@@ -14,30 +14,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
 )
 
-// Seat is a kernel's place at the one GPU that it is pinned to. It may be used concurrently.
-type Seat interface {
-	// Owns reports whether the GPU is the kernel's. A GPU that is free becomes its own.
-	Owns() (bool, error)
-	// Return gives the GPU back.
-	Return() error
-	// Wanted reports whether another kernel waits for the GPU.
-	Wanted() bool
-	// Wait puts the kernel in the line for its GPU.
-	Wait(since time.Time) (Turn, error)
-	// Exclusive waits until no other kernel of the machine gives its GPU back.
-	Exclusive(ctx context.Context) (end func(), err error)
-}
-
-// Turn is the wait of a kernel for its GPU. One goroutine uses it.
-type Turn interface {
-	// Take takes the GPU if it is free and the kernel is first in line. before is how many kernels are before it.
-	Take() (taken bool, before int, err error)
-	// Leave ends the wait.
-	Leave()
-}
-
 // SetSeat lets the kernel give its GPU back while it does nothing. It must be called before Run.
-func (s *Supervisor) SetSeat(seat Seat) {
+func (s *Supervisor) SetSeat(seat gpumemory.Seat) {
 	if p := s.cfg.GPUSamples.Park; p.Idle > 0 && !p.Never && s.cfg.GPUProgram != "" && s.cfg.GPUSamples.Every > 0 {
 		s.parker.seat = seat
 		s.parker.settings = parking.Settings{Idle: p.Idle, After: p.After, IdleMemory: p.IdleMemory}
@@ -52,7 +30,7 @@ func (s *Supervisor) SetSeat(seat Seat) {
 // if one is made all the same.
 type parker struct {
 	// Fixed.
-	seat     Seat // nil: the kernel keeps its GPU until its end
+	seat     gpumemory.Seat // nil: the kernel keeps its GPU until its end
 	settings parking.Settings
 	changed  chan struct{} // capacity 1: a message needs the GPU, or the kernel's use has changed
 	driver   *gpumemory.Driver

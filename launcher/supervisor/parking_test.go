@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
 )
 
 // standInWatch stands for ekg-gpu watch. The file "state" has the state of the kernel's CUDA. The file "does" says what
@@ -85,7 +86,7 @@ func (s *testSeat) Wanted() bool {
 
 func (s *testSeat) Exclusive(context.Context) (func(), error) { return func() {}, nil }
 
-func (s *testSeat) Wait(time.Time) (Turn, error) {
+func (s *testSeat) Wait(time.Time) (gpumemory.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.line++

@@ -96,3 +96,28 @@ func TestGate_Holders(t *testing.T) {
 		})
 	}
 }
+
+// What is dropped leaves room, and the rest keeps its order.
+func TestGate_Drop(t *testing.T) {
+	g := New()
+	for n := range 4 {
+		if err := g.Push(numbered(n, limitBytes/5), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	odd := func(m *Message) bool { return number(t, &m.Msg)%2 == 1 }
+	if !g.Any(odd) || len(g.Drop(odd)) != 2 || g.Any(odd) {
+		t.Error("the odd messages are not dropped")
+	}
+	for _, n := range []int{4, 6} {
+		if err := g.Push(numbered(n, limitBytes/5), nil); err != nil {
+			t.Errorf("dropped messages leave no room: %v", err)
+		}
+	}
+	for _, want := range []int{0, 2, 4, 6} {
+		m, err := g.Take(context.Background())
+		if err != nil || number(t, &m.Msg) != want {
+			t.Errorf("got %s, %v; want %d", m.Msg.Content, err, want)
+		}
+	}
+}
