@@ -111,6 +111,8 @@ func another(v reflect.Value) {
 		v.Set(reflect.ValueOf([]api.GPU{{UUID: "GPU-1", Utilization: &half}}))
 	case api.Death:
 		v.Set(reflect.ValueOf(api.NewDeath(time.Now(), "killed")))
+	case api.Parked:
+		v.Set(reflect.ValueOf(api.Parked{State: api.GPUParked, Since: "2026-01-01T00:00:00Z"}))
 	case api.GPUUse:
 		v.Set(reflect.ValueOf(api.GPUUse{Busy: time.Second}))
 	default:
@@ -260,7 +262,11 @@ func set(v reflect.Value) {
 	case reflect.Pointer:
 		v.Set(reflect.ValueOf(&kernelJob{ID: "<a>", Name: "it's", Cell: 3, Cells: 9}))
 	case reflect.Struct:
-		v.Set(reflect.ValueOf(api.Death{Reason: "killed"}))
+		if v.Type() == reflect.TypeFor[api.Parked]() {
+			v.Set(reflect.ValueOf(api.Parked{State: api.GPUParked}))
+		} else {
+			v.Set(reflect.ValueOf(api.Death{Reason: "killed"}))
+		}
 	case reflect.Slice: // of devices
 		half := 0.5
 		v.Set(reflect.ValueOf([]api.GPU{{UUID: "<a>", Utilization: &half, MemoryUsed: 1 << 40}, {Error: "GPU is lost"}}))

@@ -82,10 +82,13 @@ func TestLogTotal(t *testing.T) {
 func TestLogTotal_StartsInARow(t *testing.T) {
 	p := newPlace(t)
 	const total, starts = 64 << 20, 16
+	rounds := make(chan time.Time)
 	p.change = func(o *Options, tm *timing) {
-		o.LogLimit, o.LogTotal, tm.maintenance, tm.pushPause = total, total, time.Hour, time.Hour
+		o.LogLimit, o.LogTotal, tm.rounds, tm.pushPause = total, total, rounds, time.Hour
 	}
 	l := p.launcher()
+	rounds <- time.Now()
+	rounds <- time.Now() // the first rounds are over: a slow one would send the limits of the first starts
 	for n := range starts {
 		p.start(l, n, "fine")
 		wait(t, l, n, "idle", isIdle)

@@ -47,7 +47,7 @@ func (l *life) park(ctx context.Context) {
 		owns := p.owns()
 		s.mu.Unlock()
 		if owns && !save && pause == parkLook {
-			save, pause = s.parkDue()
+			save = p.seat.Wanted() // it may be parked for another kernel
 		}
 		switch {
 		case save:
@@ -89,14 +89,6 @@ func (s *Supervisor) parkDueLocked(wanted bool) (now bool, pause time.Duration) 
 	}
 	due, ok = p.settings.Due(use, false)
 	return ok && !at.Before(due), parkLook
-}
-
-// parkDue is parkDueLocked, and looks whether another kernel waits.
-func (s *Supervisor) parkDue() (now bool, pause time.Duration) {
-	wanted := s.parker.seat.Wanted()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.parkDueLocked(wanted)
 }
 
 // findParked finds out what an earlier supervisor has left. It reports false if the kernel was killed, or has ended.
@@ -196,11 +188,7 @@ func (l *life) save(ctx context.Context) {
 	}
 	if ctx.Err() == nil && (a.State == gpu.CUDASaved || a.State == gpu.CUDANone) {
 		l.gaveBack(a.State, memory, time.Since(began))
-		for limit := time.Now().Add(takeLimit); p.seat.Wanted() && time.Now().Before(limit); {
-			if goroutines.Sleep(ctx, waitLook) != nil {
-				return
-			}
-		}
+		l.awaitTaken(ctx)
 		return
 	}
 	why = "the attempt to save its GPU memory has failed"
@@ -222,6 +210,20 @@ func (l *life) save(ctx context.Context) {
 	defer s.mu.Unlock()
 	s.gotGPULocked()
 	l.keepGPULocked(why)
+}
+
+// awaitTaken waits until the kernel that waits has taken the GPU, so that no other kernel gives its GPU back for it. It
+// does not wait if this kernel needs its GPU again.
+func (l *life) awaitTaken(ctx context.Context) {
+	s, p := l.s, &l.s.parker
+	for limit := time.Now().Add(takeLimit); p.seat.Wanted() && time.Now().Before(limit); {
+		s.mu.Lock()
+		wish := p.wish
+		s.mu.Unlock()
+		if wish || goroutines.Sleep(ctx, waitLook) != nil {
+			return
+		}
+	}
 }
 
 // keepGPULocked notes that the kernel was not parked. That is tried again when the kernel has done something. If only

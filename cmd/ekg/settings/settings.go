@@ -305,6 +305,9 @@ func (s *Settings) check() error {
 	if s.Local.LogTotal > 0 && s.Local.LogLimit > s.Local.LogTotal {
 		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.Local.LogLimit), formatSize(s.Local.LogTotal))
 	}
+	if s.Local.Park.After > 0 && s.Local.Park.Idle == 0 {
+		refuse("park-after", "it needs --park-idle")
+	}
 	if err := s.checkGateway(); err != nil {
 		errs = append(errs, err)
 	}
