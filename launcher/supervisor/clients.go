@@ -39,11 +39,12 @@ type clients struct {
 	cells     cells.Table         // by request
 	floor     messagelog.Position // the log's end when a client last had the kernel restarted
 
-	lastParent       []byte         // parent_header of the last iopub message
-	lastParentHeader jupyter.Header // lastParent, parsed
-	outputs          uint64         // messages that iopub has had
-	lastOutput       time.Time      // when iopub last had a message
-	cellBegan        time.Time      // when the last cell began, or the kernel was up; zero: it was not
+	broken           *requests.Request // the cell that ran when the connection broke; nil: none, or told
+	lastParent       []byte            // parent_header of the last iopub message
+	lastParentHeader jupyter.Header    // lastParent, parsed
+	outputs          uint64            // messages that iopub has had
+	lastOutput       time.Time         // when iopub last had a message
+	cellBegan        time.Time         // when the last cell began, or the kernel was up; zero: it was not
 }
 
 // newClients returns the clients of a kernel that has none. The caller sets the fixed fields of c.

@@ -309,7 +309,7 @@ func (l *life) finish(out *outcome) {
 // endRequestsLocked ends all requests, because the kernel will not answer them.
 func (s *Supervisor) endRequestsLocked(out *outcome) {
 	s.kernel.end()
-	s.clients.lastParent = nil
+	s.clients.lastParent, s.clients.broken = nil, nil // connections of a kernel that ends break before it has ended
 	s.notices.Waiting.End("")
 	if out.op != nil && !out.op.stop {
 		s.clients.abortAll("aborted", "KernelRestarted", "the kernel was restarted")

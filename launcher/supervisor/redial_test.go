@@ -76,6 +76,26 @@ func TestRedial_SameIdentity(t *testing.T) {
 	}
 }
 
+// TestRedial_Dies: the connections of a kernel that ends may break long before its process has ended. Its cell says only
+// that it died.
+func TestRedial_Dies(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann"})
+	cell := c.execute("sleep 1h")
+	c.running(cell)
+	st, _ := r.s.Status()
+	if err := syscall.Kill(st.KernelPID, syscall.SIGSTOP); err != nil { // it answers on no new connection
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r.breakConnections()
+	eventually(t, "the supervisor connects again", func() bool { return r.currentBridge() == nil })
+	if err := syscall.Kill(st.KernelPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.told(cell, "The kernel died: the kernel's process was killed (SIGKILL)", began)
+}
+
 // TestRedial_LostAnswer: an answer that was sent while no connection existed must not leave its request hanging, nor
 // the kernel busy.
 func TestRedial_LostAnswer(t *testing.T) {

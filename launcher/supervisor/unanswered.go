@@ -30,16 +30,18 @@ func (cs *clients) markDoubtful() {
 	for r := range cs.requests.Open() {
 		r.Doubtful = r.Doubtful || r.Sent.Load()
 	}
-	if r := cs.runningCell(); r != nil && r.Session != noSession {
-		m := cs.notices.Line(r.Header, "The connection to the kernel broke for a moment. Output of that moment is lost.")
-		cs.log.Append(r.Session, m, true)
-	}
+	cs.broken = cs.runningCell()
 }
 
 // settleDoubtful is called when the kernel has answered the first request on a new connection. The kernel answers
 // requests of the main shell, and of control, in order. So an earlier request without an answer was lost, or its answer
 // was.
 func (cs *clients) settleDoubtful(c jupyter.Channel) {
+	if r := cs.broken; r != nil && r.Session != noSession {
+		m := cs.notices.Line(r.Header, "The connection to the kernel broke for a moment. Output of that moment is lost.")
+		cs.log.Append(r.Session, m, true)
+	}
+	cs.broken = nil
 	for r := range cs.requests.Open() {
 		if !r.Doubtful || r.Finished() || r.Channel != c || !r.Main {
 			continue
@@ -54,6 +56,7 @@ func (cs *clients) settleDoubtful(c jupyter.Channel) {
 
 // giveUpDoubtful ends the requests that the kernel got under an identity that it does not answer any more.
 func (cs *clients) giveUpDoubtful() {
+	cs.broken = nil
 	for r := range cs.requests.Open() {
 		if r.Doubtful && !r.Finished() {
 			cs.lose(r, "the connection to the kernel broke and had to be replaced; answers and output in flight are lost")
