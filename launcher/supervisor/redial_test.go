@@ -76,8 +76,8 @@ func TestRedial_SameIdentity(t *testing.T) {
 	}
 }
 
-// TestRedial_Dies: the connections of a kernel that ends may break long before its process has ended. Its cell says only
-// that it died.
+// TestRedial_Dies: the connections of a kernel that ends may break long before its process has ended. Its cell says
+// only that it died.
 func TestRedial_Dies(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
