@@ -13,26 +13,6 @@ import (
 	"time"
 )
 
-// usesCUDA is what a kernel's code has of CUDA: 60 MiB of the GPU's memory with a text in it.
-const usesCUDA = `
-import ctypes, time
-cuda = ctypes.CDLL(%q)
-def call(name, *args):
-    code = getattr(cuda, name)(*args)
-    assert code == 0, f"{name} returned {code}"
-at = ctypes.c_uint64()
-def begin(text):
-    context = ctypes.c_void_p()
-    call("cuInit", 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(60 << 20))
-    call("cuMemcpyHtoD_v2", at, text.encode(), ctypes.c_size_t(len(text)))
-def held(n):
-    text = ctypes.create_string_buffer(n)
-    call("cuMemcpyDtoH_v2", text, at, ctypes.c_size_t(n))
-    return text.raw.decode()
-`
-
 // TestE2E_Parking: two kernels use one GPU by turns, each with more than half of its memory. The second starts when the
 // first has been idle, and each cell gets the GPU back with the variables in it. An interrupt ends a wait, and killed
 // supervisors and gateways change nothing.
@@ -41,8 +21,9 @@ func TestE2E_Parking(t *testing.T) {
 	const oneGPU = `{"name": "python3", "env": {"KERNEL_GPUS": "1"}}`
 	nvml := newFakeNVML(t)
 	library := filepath.Join(nvml.dir, "libcuda.so.1")
+	source := filepath.Join(theInstallation(t).repository, "testdata/cuda")
 	if out, err := exec.Command("cc", "-shared", "-fPIC", "-pthread", "-o", library,
-		filepath.Join(theInstallation(t).repository, "testdata/cuda/cuda.c")).CombinedOutput(); err != nil {
+		filepath.Join(source, "cuda.c")).CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
 	for file, text := range map[string]string{"total": fmt.Sprint(100 << 20), "use": "0 0 0 60"} {
@@ -66,24 +47,26 @@ func TestE2E_Parking(t *testing.T) {
 			return nil
 		})
 	}
+	usesCUDA := fmt.Sprintf("import time\nlibrary = %q\nexec(open(%q).read())\n", library,
+		filepath.Join(source, "memory.py"))
 	var first, second model
 	g.want(201, "POST", "/api/kernels", oneGPU, &first)
 	g.state(first.ID, "idle", 20*time.Second)
 	a := g.dial(t, first.ID, "ann", true)
-	a.says(fmt.Sprintf(usesCUDA, library)+"begin('hers'); print(held(4))", "hers\n")
+	a.says(usesCUDA+"begin(60 << 20, 'hers'); print(held())", "hers\n")
 	parked(first.ID, "held")
 
 	g.want(201, "POST", "/api/kernels", oneGPU, &second)
 	g.state(second.ID, "idle", 40*time.Second)
 	parked(first.ID, "parked")
 	b := g.dial(t, second.ID, "bob", true)
-	b.says(fmt.Sprintf(usesCUDA, library)+"begin('his'); print(held(3))", "his\n")
+	b.says(usesCUDA+"begin(60 << 20, 'his'); print(held())", "his\n")
 
-	// What needs no GPU is answered while the kernel is parked.
+	// A parked kernel answers requests that need no GPU.
 	a.finish(a.send("shell", "kernel_info_request", "{}"), 20*time.Second)
 	parked(first.ID, "parked")
 
-	a.says("print(held(4))", "hers\n")
+	a.says("print(held())", "hers\n")
 	parked(second.ID, "parked")
 	parked(first.ID, "held")
 
@@ -115,7 +98,7 @@ func TestE2E_Parking(t *testing.T) {
 	g.state(first.ID, "idle", 30*time.Second)
 	parked(first.ID, "parked")
 	a = g.dial(t, first.ID, "ann", true)
-	a.says("print(held(4))", "hers\n")
+	a.says("print(held())", "hers\n")
 	parked(second.ID, "parked")
 
 	// A kernel ends while it is parked.

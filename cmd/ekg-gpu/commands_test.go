@@ -34,22 +34,9 @@ func TestMain(m *testing.M) {
 
 // worker is a kernel in short: a process with memory of the GPU, which runs a line of Python at a time.
 const worker = `
-import ctypes, subprocess, sys, threading
-cuda = ctypes.CDLL(sys.argv[1])
-def call(name, *args):
-    code = getattr(cuda, name)(*args)
-    assert code == 0, f"{name} returned {code}"
-at = ctypes.c_uint64()
-def begin(size):
-    context = ctypes.c_void_p()
-    call("cuInit", 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
-    call("cuMemcpyHtoD_v2", at, b"variables", ctypes.c_size_t(9))
-def held():
-    text = ctypes.create_string_buffer(9)
-    call("cuMemcpyDtoH_v2", text, at, ctypes.c_size_t(9))
-    return text.raw.decode()
+import subprocess, sys, threading
+library = sys.argv[1]
+exec(open("../../testdata/cuda/memory.py").read())
 computing = None
 def compute(milliseconds):
     global computing
@@ -338,7 +325,8 @@ func TestCommands_NoDriver(t *testing.T) {
 	h.does(gpu.Look, w, gpu.CUDASaved, "")
 }
 
-// A session stands for its only process that uses CUDA. A kernel with none is told so, and one with two is left alone.
+// A session stands for its only process that uses CUDA. Without such a process the answer is "none". Two of them are
+// left alone.
 func TestCommands_Session(t *testing.T) {
 	m := newMachine(t)
 	h, session := m.helper(), m.session()

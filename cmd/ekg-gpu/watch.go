@@ -98,7 +98,7 @@ func (w *watcher) start() *gpu.Samples {
 	}
 	w.closeLibrary()
 	if err == nil && !w.inUse() { // not used, which would put the next look off
-		for i := range w.known { // what no process has open does not compute
+		for i := range w.known { // a device that no process has open computes nothing
 			if s := &w.known[i]; s.Closed {
 				s.Utilization = new(float64)
 			}

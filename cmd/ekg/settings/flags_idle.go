@@ -59,14 +59,13 @@ var idleSettings = []Group{
 		{
 			Name: "park-idle", Env: []string{"EKG_PARK_IDLE"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Local.Park.Idle }),
-			Usage: "how long a kernel must be idle before another kernel may have its GPU, for example 1m; 0: never. What it " +
-				"has in the GPU's memory is saved, and its next cell takes the GPU again. See docs/parking.md",
+			Usage: "idle time after which a kernel gives its GPU to a kernel that waits, for example 1m; 0: never. Its GPU " +
+				"memory is saved. Its next cell takes the GPU again. See docs/parking.md",
 		},
 		{
 			Name: "park-after", Env: []string{"EKG_PARK_AFTER"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Local.Park.After }),
-			Usage: "how long a kernel must be idle before it gives its GPU back though no kernel waits for it; 0: never. It " +
-				"needs --park-idle",
+			Usage: "idle time after which a kernel gives its GPU back though no kernel waits; 0: never. It needs --park-idle",
 		},
 		{
 			Name: "park-idle-memory", Env: []string{"EKG_PARK_IDLE_MEMORY"}, def: "8GiB",

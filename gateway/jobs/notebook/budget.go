@@ -11,7 +11,7 @@ import (
 // DefaultBudget is how much memory all runs of a gateway may use together for what their kernels send, in bytes.
 const DefaultBudget = 256 << 20
 
-// What a Budget is charged, in bytes.
+// Charges of a Budget, in bytes.
 const (
 	messageCost = 3        // times a message's size: the message, what is read of it, and what is stored
 	freeMessage = 32 << 10 // a message up to this size is free, since most are
@@ -21,10 +21,9 @@ const (
 // Budget is the memory that all runs of a gateway share. It has two parts, so that no run waits for one that waits:
 //
 //   - A quarter is for outputs that are not stored yet. No run waits for it. One that gets no more stores its outputs.
-//   - The rest is for messages. A Relay takes what a message costs before it reads the message. If there is no room
-//     for some seconds, it closes its connection and waits without it. Then it goes on at its cursor: the kernel's log
-//     keeps the rest. The cost is given back when the run asks for the next message. Until then the run waits for no
-//     other one.
+//   - The rest is for messages. A Relay takes the cost of a message before it reads the message. Without room for some
+//     seconds, it closes its connection and waits for room. Then it goes on at its cursor: the kernel's log keeps the
+//     rest. The run gives the cost back when it asks for the next message. Until then it waits for no other run.
 //
 // All methods may be called concurrently, also those of a nil Budget, which has no bounds.
 type Budget struct {
@@ -44,7 +43,7 @@ func NewBudget(bytes int64) *Budget {
 	return &Budget{most: messages, messages: semaphore.NewWeighted(messages), left: bytes - messages}
 }
 
-// errNoRoom says that there was no room for a message.
+// errNoRoom is returned if a message gets no room in time.
 var errNoRoom = errors.New("notebook: other jobs use the memory for messages")
 
 // cost returns what a message costs. The largest have the part for messages alone.

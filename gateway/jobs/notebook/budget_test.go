@@ -232,7 +232,7 @@ func picture(mediaType string, size int) json.RawMessage {
 }
 
 // TestBudget_Runs: runs whose outputs are together many times as large as the budget keep within it, and lose nothing.
-// None waits for another one for ever.
+// Each of them ends.
 func TestBudget_Runs(t *testing.T) {
 	const runs, size = 4, 256 << 10
 	for name, kernel := range map[string]*speaker{
@@ -268,7 +268,7 @@ func TestBudget_Runs(t *testing.T) {
 }
 
 // TestRelay_NoRoom: a relay without room for a message closes its connection. It goes on at its cursor when there is
-// room, and what is small is read meanwhile.
+// room. It reads small messages without room.
 func TestRelay_NoRoom(t *testing.T) {
 	budget := NewBudget(8 << 20)
 	if err := budget.take(t.Context(), budget.most); err != nil {

@@ -8,7 +8,7 @@ import (
 
 // raised are the errors in a cell's outputs.
 type raised struct {
-	// The first error, without exits of the program; "": there was no such error.
+	// The first error that is no exit of the program. "": none.
 	Ename  string `json:"ename,omitempty"`
 	Evalue string `json:"evalue,omitempty"`
 }
