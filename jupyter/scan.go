@@ -98,6 +98,10 @@ func skipString(b []byte, i int) (int, error) {
 	}
 }
 
+// ValueEnd returns the length in bytes of the JSON value with which b begins. It finds the end by brackets and quotes,
+// and does not check the value's inside. The error says that the value does not end.
+func ValueEnd(b []byte) (int, error) { return skipValue(b, 0) }
+
 // skipValue returns the index behind the value that starts at b[i].
 func skipValue(b []byte, i int) (int, error) {
 	if i >= len(b) {

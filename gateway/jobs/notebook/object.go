@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // object is a JSON object that keeps the order of its members and the spelling of their values. So a notebook that is
@@ -49,12 +50,17 @@ func viewObject(raw []byte) (*object, error) {
 		if rest[0] == '}' {
 			return o, nil
 		}
-		key := rest[:valueEnd(rest)]
-		rest = bytes.TrimLeft(rest[len(key):], jsonSpace+":")
-		value := rest[:valueEnd(rest)]
-		rest = rest[len(value):]
+		keyEnd, err := jupyter.ValueEnd(rest)
+		if err != nil {
+			return nil, err
+		}
 		var name string
-		if err := json.Unmarshal(key, &name); err != nil {
+		if err := json.Unmarshal(rest[:keyEnd], &name); err != nil {
+			return nil, err
+		}
+		rest = bytes.TrimLeft(rest[keyEnd:], jsonSpace+":")
+		end, err := jupyter.ValueEnd(rest)
+		if err != nil {
 			return nil, err
 		}
 		if _, known := o.values[name]; !known {
@@ -63,7 +69,8 @@ func viewObject(raw []byte) (*object, error) {
 			}
 			o.keys = append(o.keys, name)
 		}
-		o.values[name] = value[:len(value):len(value)]
+		o.values[name] = rest[:end:end]
+		rest = rest[end:]
 	}
 }
 
@@ -81,47 +88,16 @@ func viewList(raw []byte) (all []json.RawMessage, err error) {
 		if len(all) == maxElements {
 			return nil, fmt.Errorf("it has more than %d elements", maxElements)
 		}
-		end := valueEnd(rest)
+		end, err := jupyter.ValueEnd(rest)
+		if err != nil {
+			return nil, err
+		}
 		all = append(all, rest[:end:end])
 		rest = rest[end:]
 	}
 }
 
 const jsonSpace = " \t\r\n"
-
-// valueEnd returns the length of the value with which valid JSON begins.
-func valueEnd(raw []byte) int {
-	depth, quoted := 0, false
-	for i := 0; i < len(raw); i++ {
-		switch b := raw[i]; {
-		case quoted && b == '\\':
-			i++
-			continue
-		case b == '"':
-			if quoted = !quoted; quoted {
-				continue
-			}
-		case quoted:
-			continue
-		case b == '{' || b == '[':
-			depth++
-			continue
-		case b == '}' || b == ']':
-			depth--
-			if depth < 0 { // of what the value stands in
-				return i
-			}
-		case depth == 0 && (b == ',' || b == ':' || strings.IndexByte(jsonSpace, b) >= 0):
-			return i
-		default: // in a number or a word, or in a list or an object
-			continue
-		}
-		if depth == 0 {
-			return i + 1
-		}
-	}
-	return len(raw)
-}
 
 // newObject returns an object with sorted members, as Jupyter writes them.
 func newObject(members map[string]any) *object {
