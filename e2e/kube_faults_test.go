@@ -33,6 +33,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 	for name, test := range map[string]func(*inCluster){
 		"a cell runs out of memory":                                            (*inCluster).cellRunsOutOfMemory,
 		"the kernel's container is killed as a whole":                          (*inCluster).kernelContainerKilled,
+		"the kernel is killed while it does nothing":                           (*inCluster).idleKernelKilled,
 		"the supervisor's container is killed while a cell prints":             (*inCluster).supervisorContainerKilled,
 		"another program deletes the pod":                                      (*inCluster).podDeleted,
 		"the secret is deleted, and then the supervisor's container is killed": (*inCluster).secretDeleted,
@@ -86,6 +87,31 @@ func (k *inCluster) kernelContainerKilled() {
 	if r := c.finish(c.begin("print('again')"), 60*time.Second); r.stdout != "again\n" {
 		t.Errorf("got %q", r.stdout)
 	}
+}
+
+// idleKernelKilled: the last cell of a session says that the kernel died, also if its page is closed at the time. The
+// model keeps it.
+func (k *inCluster) idleKernelKilled() {
+	t := k.t
+	id := k.kernel("pod")
+	open, closed := k.dial(t, id, "open", true), k.dial(t, id, "closed", true)
+	closed.says("print(1)", "1\n")
+	_ = closed.ws.Close()
+	open.finish(open.begin(`import os, signal, threading
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()`), 60*time.Second)
+	const died, gone = "The kernel died: the kernel's process was killed (SIGKILL)", "Its variables are gone."
+	open.shows(died, 60*time.Second)
+	closed = k.dial(t, id, "closed", true)
+	closed.shows(gone, 60*time.Second)
+	var m struct {
+		Reason string                      `json:"reason"`
+		Death  struct{ At, Reason string } `json:"last_death"`
+	}
+	_, b := k.ask("GET", "/api/kernels/"+id, "")
+	if err := json.Unmarshal(b, &m); err != nil || m.Death.At == "" || !strings.Contains(m.Death.Reason, "SIGKILL") {
+		t.Errorf("the model is %s: %v", b, err)
+	}
+	closed.says("print('again')", "again\n")
 }
 
 func (k *inCluster) supervisorContainerKilled() {

@@ -423,10 +423,40 @@ print(os.getuid(), os.access('/usr', os.W_OK))`, "12345 False\n"},
 			if r := c.finish(c.begin(cell[0]), 60*time.Second); r.stdout != cell[1] {
 				t.Errorf("got %q, %s", r.stdout, r.reply.Content)
 			}
+			if spec == "r" {
+				c.abortsInR()
+			}
 			k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 		})
 	}
 	t.Cleanup(k.nothingLeft)
+}
+
+// abortsInR: the R kernel sends neither busy nor idle for cells that it aborts. They end all the same, and none of them
+// says that output is lost.
+func (c *client) abortsInR() {
+	c.t.Helper()
+	failed := c.begin("Sys.sleep(1); stop('on purpose')")
+	left := map[string]bool{c.begin("1"): true, c.begin("2"): true}
+	_, before := c.until(60*time.Second, "the idle of the aborted cells", func(m message) bool {
+		if m.field("execution_state") == "idle" {
+			delete(left, m.Parent.MsgID)
+		}
+		return len(left) == 0
+	})
+	aborted := 0
+	for _, m := range before {
+		switch {
+		case m.Parent.MsgID == failed:
+		case m.field("status") == "aborted":
+			aborted++
+		case m.field("execution_state") == "":
+			c.t.Errorf("an aborted cell got %s %s", m.Header.MsgType, m.Content)
+		}
+	}
+	if aborted != 2 {
+		c.t.Errorf("%d of 2 cells were aborted", aborted)
+	}
 }
 
 // TestE2E_KubeMany: fifty starts at once create fifty pods, even if the node cannot run all of them. Fifty ends leave
