@@ -89,6 +89,13 @@ class _Reader(NotebookClient):
             widget.set_state(widget.state)
         return widget
 
+    def handle_comm_msg(self, outs: list, msg: dict[str, Any], cell_index: int) -> None:
+        """Reads a change of a widget. An Output widget whose beginning the log has dropped is known by its msg_id."""
+        comm_id, data = msg["content"]["comm_id"], msg["content"]["data"]
+        if comm_id not in self.comm_objects and msg["msg_type"] == "comm_msg" and data.get("state", {}).get("msg_id"):
+            self.comm_objects[comm_id] = _Widget(comm_id, {"outputs": []}, None, self)
+        super().handle_comm_msg(outs, msg, cell_index)
+
     def output(self, outs: list, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
         """Takes an output, which an Output widget may want. nbclient's own validates each: that takes too long."""
         if msg["msg_type"] not in _OUTPUTS:
@@ -176,11 +183,14 @@ class Execution:
         """Returns the execution as JSON, for a page that shows the cell.
 
         While it runs, overwritten text and display ids are kept, because later messages may refer to them. ``seen``
-        holds the msg_ids in the outputs: the page may receive some of these messages again. Outputs of a widget that
-        the kernel cannot show to the page are the cell's.
+        holds the msg_ids in the outputs: the page may receive some of these messages again. What an Output widget
+        takes is not the cell's. When the run has ended, outputs that no page has told the kernel are shown with the
+        cell's: the widget cannot show them.
         """
         widgets = [w for w in self._reader.comm_objects.values() if w.untold == self.msg_id]
-        outputs = self._node.outputs + [output for widget in widgets for output in widget.outputs]
+        takers = [w.comm_id for w in self._reader.output_hook_stack.get(self.msg_id, ())]
+        untold = [output for widget in widgets for output in widget.outputs]
+        outputs = self._node.outputs + ([] if self.running else untold)
         return {
             "msg_id": self.msg_id,
             "session": self.session,
@@ -192,6 +202,8 @@ class Execution:
             "beginning_lost": self.beginning_lost,
             "outputs": self._reader.plain(outputs, final=not self.running),
             "clear_next": self._clear,
+            "takers": takers if self.running else [],
+            "untold": self.running and bool(untold),
             "seen": list(self._seen) if self.running else [],
         }
 

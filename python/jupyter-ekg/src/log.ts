@@ -20,6 +20,10 @@ export interface IExecution {
   beginning_lost: boolean;
   /** Whether the next output replaces all outputs: `clear_output(wait=True)` was called. */
   clear_next: boolean;
+  /** The ids of the Output widgets that take the run's outputs, the last one gets them. An older server has none. */
+  takers?: string[] | undefined;
+  /** Whether such a widget has outputs of the running execution that no page has told the kernel. */
+  untold?: boolean | undefined;
   outputs: LoggedOutput[];
   /** Whether only this server's user can have caused the outputs. Absent in the JSON of an older server. */
   trusted?: boolean | undefined;

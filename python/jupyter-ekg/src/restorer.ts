@@ -212,6 +212,9 @@ export class Restorer {
     const cell = new RunningCell(model, this.panel, execution, () => {
       this.running.delete(id);
       this.prompts.end(id);
+      if (cell.captured && !this.panel.isDisposed) {
+        void this.restore(false).catch(warn); // what no page has told the widget's kernel is shown with the cell
+      }
     });
     this.running.set(id, cell);
     this.followedSessions.add(execution.session);

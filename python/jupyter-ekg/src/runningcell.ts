@@ -9,7 +9,7 @@ import { displayIdOf, outputOf } from './outputs';
 
 /**
  * A cell whose execution another page started. It is shown as running, and its output is appended as it arrives.
- * JupyterLab itself shows only the executions that its own page started.
+ * JupyterLab itself shows only the executions that its own page started. What an Output widget takes is not the cell's.
  */
 export class RunningCell {
   /** Shows the cell as running. `onEnd` is called once, when the execution ends. */
@@ -20,6 +20,8 @@ export class RunningCell {
     private readonly onEnd: () => void
   ) {
     this.filter = new DuplicateFilter(execution.seen);
+    this.takers = [...(execution.takers ?? [])];
+    this.captured = execution.untold === true;
     execution.outputs.forEach((output, index) => this.rememberDisplay(output.transient?.display_id, index));
     if (execution.clear_next) {
       model.outputs.clear(true);
@@ -34,6 +36,10 @@ export class RunningCell {
     }
     const { outputs } = this.model;
     const output = outputOf(msg);
+    if (this.takers.length > 0 && (output || msg.header.msg_type === 'clear_output')) {
+      this.captured = true;
+      return;
+    }
     if (output) {
       outputs.add(output);
       this.rememberDisplay(displayIdOf(msg), outputs.length - 1);
@@ -41,6 +47,10 @@ export class RunningCell {
     }
     const content = msg.content as Record<string, any>;
     switch (msg.header.msg_type) {
+      case 'comm_open':
+      case 'comm_msg':
+        this.aim(content.comm_id, content.data?.state?.msg_id);
+        break;
       case 'clear_output':
         outputs.clear(content.wait);
         if (!content.wait) {
@@ -58,6 +68,9 @@ export class RunningCell {
     }
   }
 
+  /** Whether Output widgets have taken outputs. The kernel does not know these if no page has told it. */
+  captured: boolean;
+
   /** Shows the cell as finished. */
   end(): void {
     if (!this.model.isDisposed) {
@@ -65,6 +78,17 @@ export class RunningCell {
       this.showRunning(false);
     }
     this.onEnd();
+  }
+
+  /** Notes whether a widget takes the outputs: the kernel sets its msg_id. Only Output widgets have one. */
+  private aim(comm: string, msgId: unknown): void {
+    if (typeof msgId !== 'string') {
+      return;
+    }
+    this.takers = this.takers.filter(id => id !== comm);
+    if (msgId === this.execution.msg_id) {
+      this.takers.push(comm);
+    }
   }
 
   private rememberDisplay(id: string | undefined, index: number): void {
@@ -95,6 +119,8 @@ export class RunningCell {
   }
 
   private readonly filter: DuplicateFilter;
+  /** The ids of the Output widgets that take the outputs. The last one gets them. */
+  private takers: string[];
   /** The indexes of a display's outputs by its display_id. */
   private readonly displays = new Map<string, number[]>();
 }

@@ -155,6 +155,7 @@ def test_outputs_that_the_kernels_code_sets_wrongly(transient):
     widget.open("a", outputs=[wrong, text])
     widget.set("a", msg_id="a")
     say.print("a", "2\n")
+    say.end("a")
     assert say.read().cells["c1"].model()["outputs"][1]["text"] == "1\n2\n"
 
 
@@ -174,6 +175,43 @@ def test_a_page_shows_what_a_widget_took_while_no_page_was_open():
     assert len(say.read().cells["c1"].outputs) == 1  # a file has the widget's outputs in its metadata
     widget.set("a", outputs=[text])  # the kernel's echo
     assert len(say.read().cells["c1"].model()["outputs"]) == 1
+
+
+def test_a_page_that_follows_a_cell_knows_who_takes_its_outputs():
+    """What a widget takes is not the running cell's. The kernel's code may have opened the widget in an earlier cell."""
+    say = Lines()
+    outer, inner = Widget(say), Widget(say, "w2")
+    say.begin("a")
+    outer.open("a")
+    inner.open("a")
+    say.end("a")
+    say.begin("b", cell="c2")
+    say.print("b", "own\n", cell="c2")
+    outer.set("b", "c2", msg_id="b")
+    inner.set("b", "c2", msg_id="b")
+    say.print("b", "taken\n", cell="c2")
+    model = say.read().cells["c2"].model()
+    assert (model["takers"], model["untold"], len(model["outputs"])) == (["w1", "w2"], True, 1)
+    inner.set("b", "c2", msg_id="")
+    assert say.read().cells["c2"].model()["takers"] == ["w1"]
+    outer.set("b", "c2", msg_id="")
+    say.end("b", "c2")
+    model = say.read().cells["c2"].model()
+    assert (model["takers"], model["untold"], [o["text"] for o in model["outputs"]]) == ([], False, ["own\n", "taken\n"])
+
+
+def test_a_widget_whose_beginning_the_log_has_dropped():
+    """Its msg_id says that it takes outputs. clear_output is the widget's, too."""
+    say = Lines()
+    widget = Widget(say)
+    say.begin("a")
+    say.print("a", "own\n")
+    widget.set("a", msg_id="a")
+    say("a", "clear_output", {"wait": True})
+    say.print("a", "taken\n")
+    widget.set("a", msg_id="")
+    say.print("a", "own, too\n")
+    assert [o["text"] for o in say.read().cells["c1"].outputs] == ["own\nown, too\n"]
 
 
 def test_a_number_is_that_of_the_input():

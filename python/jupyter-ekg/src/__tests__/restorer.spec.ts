@@ -81,6 +81,19 @@ test('a later run of the same session, and one that goes on, replace what the fi
   assert.deepEqual(await restorer.restore(true), { changed: 0, kept: [] });
 });
 
+test('what an Output widget took is shown with the cell when it has ended, as no page has told the kernel', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const { log, messages } = opened([cell], { c1: execution('one', 'own\n', { running: true, takers: ['w1'] }) });
+  await settled();
+  messages.emit(stream('taken\n', 'r1'));
+  assert.equal(cell.text, 'own\n');
+  log.executions = { c1: execution('one', 'own\ntaken\n') };
+  messages.emit(status('idle', 'r1'));
+  await settled();
+  assert.equal(cell.text, 'own\ntaken\n');
+  assert.equal(log.readings.length, 2);
+});
+
 test('more output of the same execution than the log has is kept', async () => {
   const cell = new FakeCell('c1', 'one', [{ output_type: 'stream', name: 'stdout', text: 'a\nb\n' }], 7);
   opened([cell], { c1: execution('one', 'a\n') });

@@ -79,6 +79,48 @@ test('displays before a clear_output are not updated', () => {
   assert.equal(cell.outputs.list[0].data, undefined);
 });
 
+/** The kernel's message that sets the msg_id of an Output widget. */
+const aim = (comm: string, msg_id: string) =>
+  iopub('comm_msg', { comm_id: comm, data: { method: 'update', state: { msg_id } } }, 'r1');
+const clear = (wait: boolean) => iopub('clear_output', { wait }, 'r1');
+
+test("what an Output widget takes is not the cell's, and clear_output in it clears no line of the cell", () => {
+  const { cell, follower } = running();
+  follower.handle(aim('w1', 'r1'));
+  for (const msg of [clear(true), stream('round 1\n', 'r1'), clear(false), stream('round 2\n', 'r1')]) {
+    follower.handle(msg);
+  }
+  assert.equal(cell.text, 'a\n');
+  assert.equal(follower.captured, true);
+  follower.handle(aim('w1', ''));
+  follower.handle(stream('b\n', 'r1'));
+  assert.equal(cell.text, 'a\nb\n');
+});
+
+test('widgets inside each other, and changes of others, take what JupyterLab gives them', () => {
+  const { cell, follower } = running();
+  follower.handle(stream('own\n', 'r1'));
+  for (const msg of [aim('outer', 'r1'), aim('inner', 'r1'), aim('inner', ''), aim('slider', 'other')]) {
+    follower.handle(msg);
+    follower.handle(stream('taken\n', 'r1'));
+  }
+  follower.handle(iopub('comm_msg', { comm_id: 'outer', data: { method: 'update', state: { value: 1 } } }, 'r1'));
+  follower.handle(stream('taken\n', 'r1'));
+  follower.handle(aim('outer', ''));
+  follower.handle(stream('own\n', 'r1'));
+  assert.equal(cell.text, 'a\nown\nown\n');
+});
+
+test('a widget that took outputs when the log was read goes on', () => {
+  const { cell, follower } = running({ takers: ['w1'], untold: true });
+  assert.equal(follower.captured, true);
+  follower.handle(stream('taken\n', 'r1'));
+  follower.handle(aim('w1', ''));
+  follower.handle(stream('b\n', 'r1'));
+  assert.equal(cell.text, 'a\nb\n');
+  assert.equal(running().follower.captured, false);
+});
+
 test('a cell that was deleted ends without being touched', () => {
   const { cell, follower, ended } = running();
   cell.isDisposed = true;
