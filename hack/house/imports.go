@@ -168,6 +168,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"launcher/warm":                 {"launcher"},
+	"launcher/supervisor/gpucalls":  {},
 	"launcher/supervisor/gpumemory": {"jupyter", "launcher/cgroup", "launcher/gpu", "launcher/supervisor/process"},
 	"launcher/supervisor": {
 		"jupyter",
@@ -298,6 +299,7 @@ var mayImport = map[string][]string{
 		"launcher/cgroup",
 		"launcher/gpu",
 		"launcher/proctree",
+		"launcher/supervisor/gpucalls",
 		"launcher/supervisor/api",
 	},
 	"launcher/supervisor/listener":   {"launcher/supervisor/api"},

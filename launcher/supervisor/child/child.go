@@ -265,6 +265,8 @@ func (c *Child) handle(life context.Context, l line) {
 		if l.Ask != nil {
 			p.AskGPU(*l.Ask)
 		}
+	case linePass:
+		p.PassGPUCalls()
 	case lineMemory:
 		p.MeasureMemory()
 		c.mu.Lock()
@@ -319,8 +321,9 @@ func (c *Child) start(ctx context.Context, life string, st *StartOptions) {
 		return
 	}
 	k := &Kernel{Life: life, PID: p.PID(), InterruptMode: mode, ConnectionFile: st.ConnectionFile}
+	k.Holds, k.Passes = p.HoldsGPUCalls()
 	c.kernel, c.proc = k, p
-	c.reportLocked(line{Type: lineStarted, Life: life, PID: k.PID, InterruptMode: mode})
+	c.reportLocked(line{Type: lineStarted, Life: life, PID: k.PID, InterruptMode: mode, Holds: k.Holds, Text: k.Passes})
 	c.wg.Go(func() { c.await(k, p, dir) })
 }
 
@@ -429,9 +432,13 @@ func (c *Child) launch(ctx context.Context, life string, st *StartOptions) (
 // processOptions returns the options of a kernel's process. file is the path of its connection file.
 func (c *Child) processOptions(life string, st *StartOptions, argv []string, env map[string]string,
 	file string) process.Options {
+	var called func(*process.Process)
+	if st.HoldGPUCalls {
+		called = func(*process.Process) { c.report(line{Type: lineCalled, Life: life}) }
+	}
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
 		Stdout: c.copies[0], Stderr: c.copies[1], Group: c.opts.Group, Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
-		Held: c.opts.Held, ShellStatus: st.Launcher,
+		Held: c.opts.Held, ShellStatus: st.Launcher, GPUCalled: called,
 		GPUSeen:    func(p *process.Process) { c.reportGPUs(life, p) },
 		GPUSampled: func(_ *process.Process, s gpu.Samples) { c.report(line{Type: lineSampled, Life: life, Samples: &s}) },
 		GPUAnswer:  func(_ *process.Process, a gpu.Answer) { c.report(line{Type: lineAnswered, Life: life, Answer: &a}) }}

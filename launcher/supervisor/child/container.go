@@ -55,6 +55,7 @@ type ContainerOptions struct {
 	Measured func()           // called when the child has reported what its kernel has used
 	Sampled  func()           // called when the child has reported samples of GPUs; nil: no call
 	Answered func(gpu.Answer) // called with the answer to a Process.AskGPU; it must not wait; nil: no call
+	Called   func()           // called while calls of CUDA wait, each second; it must not wait; nil: no call
 	Log      *slog.Logger
 }
 
@@ -265,7 +266,7 @@ func (c *Container) take(from *link, l line) {
 	}
 	switch l.Type {
 	case lineStarted:
-		p.foundLocked(&Kernel{PID: l.PID, InterruptMode: l.InterruptMode})
+		p.foundLocked(&Kernel{PID: l.PID, InterruptMode: l.InterruptMode, Holds: l.Holds, Passes: l.Text})
 	case lineFailed:
 		p.failLocked(errors.New(api.PlainText(l.Text, maxReason)))
 	case lineUsed:
@@ -303,6 +304,10 @@ func (c *Container) take(from *link, l line) {
 				a.Failure.Text = api.PlainText(a.Failure.Text, process.MaxGPUFailure)
 			}
 			c.opts.Answered(*a)
+		}
+	case lineCalled:
+		if c.opts.Called != nil {
+			c.opts.Called()
 		}
 	case lineExit:
 		if l.Exit != nil {

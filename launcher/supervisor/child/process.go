@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
@@ -22,6 +23,8 @@ type Process struct {
 	// Guarded by Container.mu.
 	pid            int
 	interruptMode  string
+	holds          bool
+	passes         string
 	failure        error       // of the start
 	over           bool        // ended is closed
 	loss           *time.Timer // set while no child has the process
@@ -47,6 +50,7 @@ func (p *Process) foundLocked(k *Kernel) {
 		p.loss = nil
 	}
 	p.pid, p.interruptMode = k.PID, k.InterruptMode
+	p.holds, p.passes = k.Holds, api.PlainText(k.Passes, maxReason)
 	p.answerLocked()
 	if k.Exit != nil {
 		p.exitLocked(k.Exit)
@@ -207,6 +211,19 @@ func (p *Process) WatchGPUs(w process.GPUWatch) {
 // child takes the command.
 func (p *Process) AskGPU(c process.GPUCommand) {
 	_ = p.tell(line{Type: lineAsk, Ask: &c}) // its caller asks again
+}
+
+// HoldsGPUCalls reports whether the first calls of CUDA wait for PassGPUCalls. Otherwise why says why they do not, if
+// they were meant to.
+func (p *Process) HoldsGPUCalls() (holds bool, why string) {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.holds, p.passes
+}
+
+// PassGPUCalls asks the child to let the calls of CUDA go on that wait now.
+func (p *Process) PassGPUCalls() {
+	_ = p.tell(line{Type: linePass}) // they are told again
 }
 
 // MeasureMemory asks the child for a newer Used.Memory.

@@ -18,13 +18,15 @@ import (
 // lives. Both send hello at once and JSON lines from then on. Both ignore unknown members and unknown types of lines.
 //
 //	child:      hello {version, kernel?}                the kernel that it runs, or ran last, if there was one
-//	            started {life, pid, interrupt_mode}     answers start
+//	            started {life, pid, interrupt_mode, holds, text}
+//	                                                    answers start; with holds, calls of CUDA wait; text says why not
 //	            failed {life, text}                     answers start with one sentence for the kernel's owner
 //	            used {life, used, age}                  nanoseconds of processor time that the kernel's session had used
 //	                                                    age nanoseconds before
 //	            looked {life, gpu}                      the result of a look at GPUs, some time after measure
 //	            sampled {life, samples}                 a line of samples of GPUs, after watch
 //	            answered {life, answer}                 answers ask, once the driver is ready
+//	            called {life}                           calls of CUDA wait; once a second until pass
 //	            memory {life, memory}                   bytes of resident memory of the kernel's processes
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is the pod's termination grace in nanoseconds
@@ -36,6 +38,7 @@ import (
 //	                                                    ignores; with a program and a time also for looked
 //	            watch {life, watch}                     asks for sampled until the kernel ends; an older child ignores it
 //	            ask {life, ask}                         moves the kernel's GPU memory; an older child ignores it
+//	            pass {life}                             lets calls of CUDA go on that wait now
 //	            connection {life, connection}           what the kernel's launcher has told; hello repeats it
 //	            memory {life}                           asks for memory; an older child ignores it
 //	            end {}                                  ends the kernel; the child exits with 0
@@ -74,6 +77,8 @@ const (
 	lineAsk     = "ask"
 	lineMemory  = "memory"
 	lineEnd     = "end"
+	lineCalled  = "called"
+	linePass    = "pass"
 
 	lineAnswered   = "answered"
 	lineConnection = "connection"
@@ -89,6 +94,7 @@ type line struct {
 	Start         *StartOptions       `json:"start,omitempty"`
 	PID           int                 `json:"pid,omitempty"`
 	InterruptMode string              `json:"interrupt_mode,omitempty"` // of the image's kernelspec; "": as configured
+	Holds         bool                `json:"holds,omitempty"`
 	Signal        int                 `json:"signal,omitempty"`
 	Text          string              `json:"text,omitempty"`
 	Used          time.Duration       `json:"used,omitempty"` // nanoseconds
@@ -117,6 +123,8 @@ type StartOptions struct {
 	// Launcher says that Argv is a launcher of Enterprise Gateway. Its connection file has no content.
 	Launcher bool `json:"launcher,omitempty"`
 
+	HoldGPUCalls bool `json:"hold_gpu_calls,omitempty"` // the first calls of CUDA wait; an older child ignores it
+
 	// Path of the connection file, which the supervisor has written: it runs on the same machine. Argv is set then, and
 	// Env is the whole environment. "": the child chooses the path.
 	ConnectionPath string `json:"connection_path,omitempty"`
@@ -127,8 +135,10 @@ type Kernel struct {
 	Life           string          `json:"life"`
 	PID            int             `json:"pid"`
 	InterruptMode  string          `json:"interrupt_mode,omitempty"`
-	ConnectionFile json.RawMessage `json:"connection"`     // content, as in StartOptions
-	Exit           *exit           `json:"exit,omitempty"` // nil: it runs
+	ConnectionFile json.RawMessage `json:"connection"`       // content, as in StartOptions
+	Exit           *exit           `json:"exit,omitempty"`   // nil: it runs
+	Holds          bool            `json:"holds,omitempty"`  // its first calls of CUDA wait
+	Passes         string          `json:"passes,omitempty"` // why they do not, if they were meant to
 }
 
 // exit says how a kernel ended.

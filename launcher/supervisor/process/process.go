@@ -4,7 +4,7 @@
 // Begin with Start and Process; program.go explains why a program cannot be started, and exit.go how one ended.
 //
 // Goroutines: each Process has one that starts the program and waits for its end, and one for each of stdout and
-// stderr. They end soon after the process, and so does one that kills what the kernel left running. A measurement of
+// stderr. One may serve the calls of CUDA that wait. They end soon after the process, and so does one that kills what the kernel left running. A measurement of
 // GPUs has one of its own.
 package process
 
@@ -27,6 +27,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpucalls"
 )
 
 // OutputGrace is how long the end of a process waits for the rest of its output. A process that does not carry the
@@ -57,6 +58,7 @@ type Options struct {
 	GPUSeen    func(*Process)              // called when a look at GPUs has a result; nil: no call
 	GPUSampled func(*Process, gpu.Samples) // called with each line of samples; nil: GPUs are not sampled
 	GPUAnswer  func(*Process, gpu.Answer)  // called with the answer to each command of AskGPU; nil: no call
+	GPUCalled  func(*Process)              // called while calls of CUDA wait for PassGPUCalls; nil: they do not wait
 	Logger     *slog.Logger                // nil: no log
 }
 
@@ -73,8 +75,10 @@ type Options struct {
 type Process struct {
 	// Fixed.
 	opts   Options
-	leader int  // process id; the session and the process group have the same number
-	inside bool // the process was started in opts.Group
+	leader int             // process id; the session and the process group have the same number
+	inside bool            // the process was started in opts.Group
+	calls  *gpucalls.Calls // of CUDA, which wait; nil: they do not wait
+	passes string          // why calls of CUDA do not wait
 	stdout *Tail
 	stderr *Tail
 	ended  chan struct{} // closed when exit is set and the last output is in
@@ -141,10 +145,13 @@ func Command(argv []string, connectionFile string) []string {
 func (p *Process) run(started chan<- error) {
 	defer close(p.ended)
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread() // no child is left that would get a signal at the thread's end
+	if p.opts.GPUCalled == nil {
+		defer runtime.UnlockOSThread() // no child is left that would get a signal at the thread's end
+	} // else the thread ends with this goroutine, since its filter stays
 	p.oomKills = countOOMKills()
 	readers, err := p.fork()
 	started <- err
+	defer p.serveGPUCalls()()
 	if err != nil {
 		return
 	}
@@ -207,6 +214,7 @@ func (p *Process) fork() (*readers, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.holdGPUCalls(path)
 	r, files, err := openReaders(both(p.stdout, o.Stdout), both(p.stderr, o.Stderr))
 	if err != nil {
 		return nil, fmt.Errorf("the kernel's process cannot be given its files: %w", err)

@@ -40,6 +40,11 @@ type Process interface {
 	WatchGPUs(watch process.GPUWatch)
 	// AskGPU moves the GPU memory of the kernel's process. Starter.Answered gets the answer, if there is one.
 	AskGPU(command process.GPUCommand)
+	// HoldsGPUCalls reports whether the first calls of CUDA wait for PassGPUCalls. Otherwise why says why they do not, if
+	// Starter.Called was set.
+	HoldsGPUCalls() (holds bool, why string)
+	// PassGPUCalls lets the calls of CUDA go on that wait now. Starter.Called is called again for those that wait longer.
+	PassGPUCalls()
 	// MeasureMemory makes Used return a newer Memory at once or soon.
 	MeasureMemory()
 	// Used returns the last measurement of what the processes of the session use.

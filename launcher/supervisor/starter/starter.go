@@ -34,6 +34,7 @@ type Starter struct {
 	Measured  func()           // called when there is a look at the GPUs of a child of this program
 	Sampled   func()           // called when there are samples of them
 	Answered  func(gpu.Answer) // called with the answers to Process.AskGPU
+	Called    func()           // called while calls of CUDA wait, each second; nil: they do not wait
 
 	key      *enterprise.Key // of the answers of launchers; nil: not made yet
 	replaces bool            // see Replace
@@ -88,8 +89,13 @@ func (s *Starter) Start(ctx context.Context, l Life) (*Started, error) {
 	if err := files.Write(s.Config.ConnectionFile, c.File); err != nil {
 		return nil, fmt.Errorf("connection file: %w", err)
 	}
+	var called func(*process.Process)
+	if s.Called != nil {
+		called = func(*process.Process) { s.Called() }
+	}
 	p, err := process.Start(process.Options{
-		KernelID: s.Config.KernelID, Argv: process.Command(s.Config.Argv, s.Config.ConnectionFile), Env: l.Env,
+		GPUCalled: called,
+		KernelID:  s.Config.KernelID, Argv: process.Command(s.Config.Argv, s.Config.ConnectionFile), Env: l.Env,
 		WorkingDir: l.Dir, Reaper: s.Reaper, Logger: s.Logger,
 		GPUSeen:    func(*process.Process) { s.Measured() },
 		GPUSampled: func(*process.Process, gpu.Samples) { s.Sampled() },
@@ -127,7 +133,7 @@ func (s *Starter) startRemote(ctx context.Context, l Life) (*Started, error) {
 	}
 	st := child.StartOptions{
 		KernelID: s.Config.KernelID, Argv: s.Config.Argv, ImageKernelspec: s.Config.ImageKernelspec,
-		Env: l.Env, WorkingDir: l.Dir, ConnectionFile: c.File,
+		Env: l.Env, WorkingDir: l.Dir, ConnectionFile: c.File, HoldGPUCalls: s.Called != nil,
 	}
 	if s.Config.SameMachine {
 		st.ConnectionPath = s.Config.ConnectionFile
