@@ -174,7 +174,7 @@ func readModel(answer []byte, id string) (kernelModel, bool) {
 		return kernelModel{}, false
 	}
 	m.LastActivity = api.Timestamp(at)
-	for _, text := range []*string{&m.CullAt, &m.KeepUntil} {
+	for _, text := range []*string{&m.CullAt, &m.KeepUntil, &m.Parked.KeepGPUUntil} {
 		if *text == "" {
 			continue
 		}

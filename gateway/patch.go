@@ -22,13 +22,14 @@ const maxGrants = 64
 // if the supervisor got no request.
 type change func(r *call, id string) (*kernelModel, error)
 
-// changes lists the members that a PATCH of a kernel may have, in the order of execution. A supervisor may reject the
-// first.
+// changes lists the members that a PATCH of a kernel may have, in the order of execution. A supervisor may reject those
+// before the last.
 var changes = []struct {
 	member string
 	read   func(*Gateway, kernels.Caller, json.RawMessage) (change, error)
 }{
-	{"keep_until", (*Gateway).changeKeepUntil},
+	{"keep_until", keeps("keep_until")},
+	{"keep_gpu_until", keeps("keep_gpu_until")},
 	{"shared_with", (*Gateway).changeSharedWith},
 }
 
@@ -90,17 +91,24 @@ func (g *Gateway) readChanges(who kernels.Caller, body object) ([]change, error)
 	return todo, nil
 }
 
-// changeKeepUntil changes the time until which a kernel is kept. Its supervisor knows the latest possible time.
-func (g *Gateway) changeKeepUntil(_ kernels.Caller, raw json.RawMessage) (change, error) {
-	text, given, err := object{"keep_until": raw}.text("keep_until")
+// keeps returns how the member is read that says until when a kernel or its GPU is kept. The kernel's supervisor knows
+// the latest possible time.
+func keeps(member string) func(*Gateway, kernels.Caller, json.RawMessage) (change, error) {
+	return func(g *Gateway, _ kernels.Caller, raw json.RawMessage) (change, error) {
+		return g.changeKept(member, raw)
+	}
+}
+
+func (g *Gateway) changeKept(member string, raw json.RawMessage) (change, error) {
+	text, given, err := object{member: raw}.text(member)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := time.Parse(time.RFC3339, text); given && err != nil {
 		return nil, refuse(http.StatusBadRequest,
-			"keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339).")
+			"%s is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339).", member)
 	}
-	sent, err := json.Marshal(object{"keep_until": raw})
+	sent, err := json.Marshal(object{member: raw})
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +129,7 @@ func (g *Gateway) changeKeepUntil(_ kernels.Caller, raw json.RawMessage) (change
 		if !ok {
 			return nil, kernels.ErrNoModel
 		}
-		g.log.Info("kernel is kept", logkey.Kernel, id, logkey.Until, model.KeepUntil, logkey.Request, r.ID)
+		g.log.Info("kernel is kept", logkey.Kernel, id, logkey.Member, member, logkey.Until, text, logkey.Request, r.ID)
 		return &model, nil
 	}, nil
 }

@@ -113,8 +113,11 @@ func TestKernels_Keep(t *testing.T) {
 	g.do("PATCH", path, `{"keep_until": "2026-11-22T06:53:26+01:00"}`).want(t, 200,
 		`"cull_at":"2026-11-23T05:53:26.000000Z","keep_until":"2026-11-22T05:53:26.000000Z"`)
 	g.do("PATCH", path, `{"keep_until": null}`).want(t, 200, "")
+	g.do("PATCH", path, `{"keep_gpu_until": "tomorrow"}`).want(t, 400, "keep_gpu_until is neither")
+	g.do("PATCH", path, `{"keep_gpu_until": "2026-11-22T06:53:26Z"}`).want(t, 200, "")
 	if sent := s.sent(); !strings.Contains(sent, `{"keep_until":"2026-11-22T06:53:26+01:00"}`) ||
-		!strings.Contains(sent, `{"keep_until":null}`) || strings.Contains(sent, testToken) {
+		!strings.Contains(sent, `{"keep_until":null}`) ||
+		!strings.Contains(sent, `{"keep_gpu_until":"2026-11-22T06:53:26Z"}`) || strings.Contains(sent, testToken) {
 		t.Errorf("the supervisor got %s", sent)
 	}
 	s.answerWith(func(w http.ResponseWriter, r *http.Request) {

@@ -47,6 +47,7 @@ const (
 	Dir        = "dir"        // a folder of kernelspecs
 	In         = "in"         // bytes from the client
 	Job        = "job"        // id of a job
+	Member     = "member"     // of a request's body
 	Out        = "out"        // bytes to the client
 	Source     = "source"     // of users: an issuer, a cluster or a hub
 	Until      = "until"      // a time

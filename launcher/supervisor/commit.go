@@ -51,7 +51,7 @@ type statusFacts struct {
 	node        string
 	silent      bool
 	connections int
-	keepUntil   time.Time
+	keeps       activity.Keeps
 	process     starter.Process
 	logFull     bool // nearly
 	gpus        uint64
@@ -73,7 +73,7 @@ type useFacts struct {
 	state       api.State
 	connections int
 	left        time.Time
-	keepUntil   time.Time
+	keeps       activity.Keeps
 	computes    bool
 }
 
@@ -87,7 +87,7 @@ type savedFacts struct {
 	idle      activity.Idle
 	left      time.Time
 	connected bool
-	keepUntil time.Time
+	keeps     activity.Keeps
 	gpus      time.Duration // measured, in steps of gpuSave
 	death     death
 }
@@ -104,7 +104,7 @@ func (s *Supervisor) factsLocked() facts {
 			node:        s.kernel.node,
 			silent:      s.kernel.pulse.missed,
 			connections: s.clients.sessions.Counted(),
-			keepUntil:   s.use.KeepUntil,
+			keeps:       s.use.Keeps,
 			process:     s.kernel.process,
 			logFull:     api.LogNearlyFull(size, limit),
 			gpus:        s.use.GPUs.Wakes,
@@ -119,13 +119,13 @@ func (s *Supervisor) factsLocked() facts {
 			state:       c.State(),
 			connections: s.clients.sessions.Active(),
 			left:        s.use.Left,
-			keepUntil:   s.use.KeepUntil,
+			keeps:       s.use.Keeps,
 			computes:    s.use.Computes,
 		},
 		saved: savedFacts{epoch: s.kernel.epoch, requests: s.clients.requests.Version(), prompts: s.clients.prompts.Version(),
 			activity: c.LastActivity(),
 			started:  s.use.Started, idle: idle, left: s.use.Left, connected: s.clients.sessions.Active() > 0,
-			keepUntil: s.use.KeepUntil, gpus: s.use.GPUs.Sum.Measured / gpuSave, death: s.kernel.death},
+			keeps: s.use.Keeps, gpus: s.use.GPUs.Sum.Measured / gpuSave, death: s.kernel.death},
 	}
 }
 

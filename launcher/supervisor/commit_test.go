@@ -26,6 +26,7 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 		{"a state", func(s *Supervisor) { s.use.Reset(api.Busy) }, true, true, true},
 		{"a missed heartbeat", func(s *Supervisor) { s.kernel.pulse.missed = true }, true, false, false},
 		{"keep until", func(s *Supervisor) { s.use.KeepUntil = now }, true, true, true},
+		{"keep the GPU until", func(s *Supervisor) { s.use.KeepGPUUntil = now }, true, true, true},
 		{"a request", func(s *Supervisor) { s.clients.add(&requests.Request{ID: "1", Type: "execute_request"}) }, false,
 			true, true},
 		{"the beginning of a request", func(s *Supervisor) { s.use.Observe("status", cell, api.Busy) }, true, true, false},

@@ -81,13 +81,16 @@ func (c *culling) announce(reason string) {
 }
 
 // Keep implements routes.Kernel.
-func (s *Supervisor) Keep(until time.Time) error {
+func (s *Supervisor) Keep(gpu bool, until time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.use.State() == api.Dead {
 		return routes.Error{Status: http.StatusConflict, Text: "the kernel is dead"}
 	}
-	switch err := s.use.Keep(until); {
+	if gpu && s.parker.seat == nil && !until.IsZero() {
+		return routes.Error{Status: http.StatusConflict, Text: "the kernel is not parked: it keeps its GPU, or has none"}
+	}
+	switch err := s.use.Keep(gpu, until); {
 	case errors.Is(err, activity.ErrPast):
 		return routes.Error{Status: http.StatusBadRequest, Text: err.Error()}
 	case err != nil:

@@ -323,7 +323,7 @@ func TestCull_More(t *testing.T) {
 			"it was idle for 8h0m0s"},
 		{"kept, and no more", api.Cull{IdleTimeout: hour, KeepLimit: 10 * hour}, func(i *idling) []happening {
 			return append(keeps(minute, 8*hour)(i), happening{2 * hour, func() {
-				if err := i.s.Keep(time.Time{}); err != nil {
+				if err := i.s.Keep(false, time.Time{}); err != nil {
 					i.t.Error(err)
 				}
 			}})

@@ -15,7 +15,7 @@ import (
 func keeps(at, until time.Duration) func(i *idling) []happening {
 	return func(i *idling) []happening {
 		return []happening{{at, func() {
-			if err := i.s.Keep(idlingBegin.Add(until)); err != nil {
+			if err := i.s.Keep(false, idlingBegin.Add(until)); err != nil {
 				i.t.Error(err)
 			}
 		}}}
@@ -41,7 +41,7 @@ func TestCull_Keep(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			i := newIdling(t, tt.cull)
-			err := i.s.Keep(idlingBegin.Add(tt.until))
+			err := i.s.Keep(false, idlingBegin.Add(tt.until))
 			refused, _ := err.(routes.Error) //nolint:errorlint // nothing wraps it
 			if refused.Status != tt.want || !strings.Contains(refused.Text, tt.words) {
 				t.Errorf("%d %s", refused.Status, refused.Text)

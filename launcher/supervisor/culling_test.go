@@ -119,6 +119,12 @@ func TestSupervisor_Keep(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, text)
 		}
 	}
+	if status, text := r.request("PATCH", "", `{"keep_gpu_until": "2099-01-02T03:04:05Z"}`); status != 409 {
+		t.Errorf("the GPU of a kernel without one is kept: %d %s", status, text)
+	}
+	if status, text := r.request("PATCH", "", `{"keep_gpu_until": null}`); status != 200 {
+		t.Errorf("%d %s", status, text)
+	}
 	until := time.Now().Add(5 * time.Hour).UTC().Truncate(time.Second)
 	if status, text := r.request("PATCH", "",
 		fmt.Sprintf(`{"keep_until": %q}`, until.Format(time.RFC3339))); status != 200 {

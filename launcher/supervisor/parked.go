@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
@@ -36,8 +35,10 @@ func (l *life) park(ctx context.Context) {
 	if !l.findParked(ctx) {
 		return
 	}
+	var kept gpumemory.Kept
 	for ctx.Err() == nil {
 		s.mu.Lock()
+		until := s.use.KeepGPUUntil
 		save, wake, pause := false, false, parkRetry
 		if p.owns() {
 			save, pause = s.parkDueLocked(false)
@@ -46,6 +47,9 @@ func (l *life) park(ctx context.Context) {
 		}
 		owns := p.owns()
 		s.mu.Unlock()
+		if err := kept.Say(p.seat, owns, until); err != nil {
+			s.logger.Error("kernels that wait do not see how long a GPU is kept", logkey.Err, err)
+		}
 		if owns && !save && pause == parkLook {
 			save = p.seat.Wanted() // it may be parked for another kernel
 		}
@@ -330,10 +334,7 @@ func (l *life) takeGPU(ctx context.Context) bool {
 		if taken {
 			return true
 		}
-		text := "another kernel has it"
-		if before > 0 {
-			text = fmt.Sprintf("%d other kernels are before this one", before)
-		}
+		text := gpumemory.Waits(p.seat, before, api.ShownTime)
 		s.mu.Lock()
 		s.answerLooksLocked()
 		wanted := p.wish || s.computesLocked()

@@ -58,12 +58,16 @@ func (p *parker) enter(state api.ParkState, reason string, now time.Time) {
 // owns reports whether the kernel has its GPU, as far as its messages are concerned.
 func (p *parker) owns() bool { return p.seat == nil || p.state == "" || p.own }
 
-// shown returns the state for models.
-func (p *parker) shown() api.Parked {
+// shown returns the state for models. The owner keeps the GPU until a time; zero: not.
+func (p *parker) shown(kept time.Time) api.Parked {
 	if p.state == "" {
 		return api.Parked{}
 	}
-	return api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason}
+	shown := api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason}
+	if !kept.IsZero() {
+		shown.KeepGPUUntil = api.Timestamp(kept)
+	}
+	return shown
 }
 
 // waits reports whether messages wait for the GPU.
@@ -153,29 +157,18 @@ func (s *Supervisor) interruptWaitLocked() bool {
 // gpuUseLocked returns what the kernel does with its GPU.
 func (s *Supervisor) gpuUseLocked() (u parking.Use) {
 	now, _ := s.use.Usage()
-	u.Woken = s.parker.woken
+	u.Woken, u.KeepUntil = s.parker.woken, s.use.KeepGPUUntil
 	for _, d := range s.use.GPUs.Devices {
 		u.Memory += d.MemoryUsed
 	}
 	if !now.Up || now.Busy || s.assigning.warm || len(s.use.GPUs.Devices) == 0 {
 		return u
 	}
-	u.IdleSince = s.use.Idle().Since
-	later := func(t time.Time) {
-		if t.After(u.IdleSince) {
-			u.IdleSince = t
-		}
+	last := s.use.LastActivity()
+	if since := s.use.Idle().Since; since.After(last) {
+		last = since
 	}
-	later(s.use.LastActivity())
-	for _, d := range s.use.GPUs.Devices {
-		if d.BusySince != "" || d.Utilization == nil || d.Error != "" {
-			u.IdleSince = time.Time{} // it computes, or may
-			return u
-		}
-		if t, err := time.Parse(time.RFC3339Nano, d.IdleSince); err == nil {
-			later(t)
-		}
-	}
+	u.IdleSince = s.use.GPUs.IdleSince(last)
 	return u
 }
 

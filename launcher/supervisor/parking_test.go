@@ -54,6 +54,7 @@ type testSeat struct {
 	own, taken, wanted    bool
 	line                  int // kernels that wait
 	returned, took, looks int
+	kept                  time.Time // as those who wait know it
 }
 
 func (s *testSeat) set(f func()) {
@@ -82,6 +83,20 @@ func (s *testSeat) Wanted() bool {
 	defer s.mu.Unlock()
 	s.looks++
 	return s.wanted
+}
+
+func (s *testSeat) Keep(until time.Time) error {
+	s.set(func() { s.kept = until })
+	return nil
+}
+
+func (s *testSeat) Kept() (time.Time, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.taken {
+		return s.kept, nil
+	}
+	return time.Time{}, nil
 }
 
 func (s *testSeat) Exclusive(context.Context) (func(), error) { return func() {}, nil }
@@ -127,7 +142,7 @@ func startParkable(t *testing.T, state string) *parkable {
 	}
 	p.running = startSupervisorTuned(t, func(c *api.Config) {
 		c.GPUProgram, c.GPUSamples = program, api.GPUSamples{Every: time.Second, Devices: []string{"GPU-1"}}
-		c.GPUSamples.Park = api.Park{Idle: time.Second}
+		c.GPUSamples.Park, c.Cull.KeepLimit = api.Park{Idle: time.Second}, 10*time.Hour
 	}, func(s *Supervisor) {
 		s.now = func() time.Time { return time.Now().Add(time.Duration(p.skip.Load())) }
 		s.SetSeat(p.seat)
@@ -221,6 +236,47 @@ func TestParking(t *testing.T) {
 			t.Errorf("the seat: %+v", p.seat)
 		}
 	})
+}
+
+// A kernel whose owner keeps its GPU is not parked for another kernel until then, and the other one is told.
+func TestParking_Keep(t *testing.T) {
+	p := startParkable(t, "running")
+	keep := func(until string) {
+		t.Helper()
+		if code, body := p.request("PATCH", "", `{"keep_gpu_until": `+until+`}`); code != 200 {
+			t.Fatalf("%d %s", code, body)
+		}
+	}
+	told := func(until time.Time) {
+		t.Helper()
+		eventually(t, "those who wait know it", func() bool {
+			p.seat.mu.Lock()
+			defer p.seat.mu.Unlock()
+			return p.seat.kept.Equal(until)
+		})
+	}
+	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	keep(until.Format(`"` + time.RFC3339 + `"`))
+	told(until)
+	p.until("kept", func(st api.Status) bool { return st.Parked.KeepGPUUntil == api.Timestamp(until) })
+	p.rest()
+	p.s.mu.Lock()
+	due, pause := p.s.parkDueLocked(true)
+	p.s.mu.Unlock()
+	if due || pause != parkRetry {
+		t.Errorf("it is parked: %v, after %v", due, pause)
+	}
+	p.is(api.GPUHeld, "")
+	keep("null")
+	told(time.Time{})
+	p.is(api.GPUParked, "")
+
+	p.seat.set(func() { p.seat.taken, p.seat.kept = true, until })
+	cell := p.execute("print 3")
+	p.is(api.GPUWaking, "another kernel has it, and it is kept until "+api.ShownTime(until))
+	p.seat.set(func() { p.seat.taken, p.seat.wanted = false, false })
+	p.result(cell)
+	p.is(api.GPUHeld, "")
 }
 
 // Kernels that never used CUDA have nothing to save.

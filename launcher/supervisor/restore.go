@@ -39,6 +39,7 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 		Left:         savedstate.Time(s.use.Left, now),
 		Connected:    s.clients.sessions.Active() > 0,
 		KeepUntil:    s.use.KeepUntil,
+		KeepGPUUntil: s.use.KeepGPUUntil,
 		CellBegan:    s.clients.cellBegan,
 		Starting:     idle.Starting,
 		GPU:          s.use.GPUs.Sum,
@@ -184,7 +185,8 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 		return // the previous supervisor has not saved it
 	}
 	p := savedstate.NewPast(u, s.now(), s.sinceBoot())
-	s.use.Started, s.use.KeepUntil, s.use.GPUs.Sum = p.At(u.Started), u.KeepUntil, u.GPU
+	s.use.Started, s.use.Keeps = p.At(u.Started), activity.Keeps{KeepUntil: u.KeepUntil, KeepGPUUntil: u.KeepGPUUntil}
+	s.use.GPUs.Sum = u.GPU
 	if !lives || u.Starting {
 		return
 	}

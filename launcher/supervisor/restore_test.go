@@ -63,6 +63,7 @@ func TestRestoreUse_ClockSteps(t *testing.T) {
 				return s
 			}
 			first := supervisor(boot)
+			first.use.Keeps = activity.Keeps{KeepUntil: begin.Add(time.Hour), KeepGPUUntil: begin.Add(2 * time.Hour)}
 			now = begin.Add(before)
 			first.mu.Lock()
 			use := first.savedStateLocked().Use
@@ -78,6 +79,9 @@ func TestRestoreUse_ClockSteps(t *testing.T) {
 				if got := now.Sub(since); got != tc.idle {
 					t.Errorf("%s %v ago, want %v", what, got, tc.idle)
 				}
+			}
+			if second.use.Keeps != first.use.Keeps {
+				t.Errorf("it is kept for %v, want %v", second.use.Keeps, first.use.Keeps)
 			}
 			if active.After(now) {
 				active = now

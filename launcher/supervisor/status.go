@@ -41,12 +41,12 @@ func (s *Supervisor) Model() api.Model {
 		Connections:    s.clients.sessions.Counted(),
 		Reason:         s.kernel.shownReason(s.use.State()),
 	}
-	m.LastDeath, m.Parked = s.kernel.death.Death, s.parker.shown()
+	m.LastDeath, m.Parked = s.kernel.death.Death, s.parker.shown(s.use.Kept().KeepGPUUntil)
 	m.GPU, m.Memory = s.use.Held(), s.kernel.memory().Bytes
 	if at := s.use.Plan(s.clients.sessions.Active() > 0).At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
 	}
-	if until := s.use.Kept(); !until.IsZero() {
+	if until := s.use.Kept().KeepUntil; !until.IsZero() {
 		m.KeepUntil = until.Format(api.TimeFormat)
 	}
 	return m
@@ -70,7 +70,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		NodeNotice:   s.kernel.node,
 		Connections:  s.clients.sessions.Counted(),
 		CullAt:       s.use.Plan(s.clients.sessions.Active() > 0).At.UTC(),
-		KeepUntil:    s.use.Kept(),
+		KeepUntil:    s.use.Kept().KeepUntil,
 		LogBytes:     size,
 		LogLimit:     limit,
 		Counts:       s.traffic.read(),
@@ -81,7 +81,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		Warm:         s.assigning.warm,
 		Memory:       s.kernel.memory().Bytes,
 		LastDeath:    s.kernel.death.Death,
-		Parked:       s.parker.shown(),
+		Parked:       s.parker.shown(s.use.Kept().KeepGPUUntil),
 	}
 	st.Counts.LogEvicted = s.log.Evicted()
 	if s.kernel.adopted && !s.inherited.Left {

@@ -111,10 +111,10 @@ func (t *timeline) record(at time.Time, before, now *statusFacts) {
 	if now.node != before.node && now.node != "" {
 		t.AddNew(at, api.TimelineWarning, now.node)
 	}
-	if !now.keepUntil.Equal(before.keepUntil) {
+	if !now.keeps.KeepUntil.Equal(before.keeps.KeepUntil) {
 		text := "no longer"
-		if !now.keepUntil.IsZero() {
-			text = "until " + api.ShownTime(now.keepUntil)
+		if !now.keeps.KeepUntil.IsZero() {
+			text = "until " + api.ShownTime(now.keeps.KeepUntil)
 		}
 		t.Add(at, api.TimelineKept, text)
 	}

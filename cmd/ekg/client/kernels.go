@@ -67,6 +67,7 @@ func kernelCommands() []*cli.Command {
 			Flags: []cli.Flag{
 				&cli.DurationFlag{Name: "for", Value: 8 * time.Hour, Usage: "how `LONG`, at most the gateway's --cull-keep-limit"},
 				&cli.BoolFlag{Name: "off", Usage: "let them be culled again"},
+				&cli.DurationFlag{Name: "gpu", Usage: "keep only their GPUs for so `LONG`: they are not parked; 0 ends that"},
 			},
 			Action: func(c *cli.Context) error { return onKernels(c, 1, -1, eachKernel(keepKernel)) },
 		},
@@ -141,8 +142,9 @@ type kernelRow struct {
 	GPUs         float64   `json:"gpus"`
 	Flavor       string    `json:"flavor"`
 	Parked       struct {
-		State  string `json:"state"`
-		Reason string `json:"reason"`
+		State        string    `json:"state"`
+		Reason       string    `json:"reason"`
+		KeepGPUUntil time.Time `json:"keep_gpu_until"`
 	} `json:"parked"`
 	Job *struct {
 		Name  string `json:"name"`
@@ -274,21 +276,32 @@ func restartKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id strin
 }
 
 func keepKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
-	body := map[string]any{"keep_until": nil}
-	if !r.c.Bool("off") {
-		length := r.c.Duration("for")
-		if length <= 0 {
-			return &UsageError{fmt.Errorf("--for %v is not a positive duration", length)}
+	member, what := "keep_until", ""
+	length, off := r.c.Duration("for"), r.c.Bool("off")
+	if r.c.IsSet("gpu") {
+		if off || r.c.IsSet("for") {
+			return &UsageError{errors.New("--gpu goes neither with --for nor with --off")}
 		}
-		body["keep_until"] = time.Now().Add(length).UTC().Format(time.RFC3339)
+		member, what, length = "keep_gpu_until", "the GPU of ", r.c.Duration("gpu")
+		off = length == 0
+	}
+	body := map[string]any{member: nil}
+	if !off {
+		if length <= 0 {
+			return &UsageError{fmt.Errorf("%v is not a positive duration", length)}
+		}
+		body[member] = time.Now().Add(length).UTC().Format(time.RFC3339)
 	}
 	var k kernelRow
 	if err := g.change(ctx, http.MethodPatch, "api/kernels/"+id, body, &k); err != nil {
 		return err
 	}
-	text := id + " is kept no longer"
-	if !k.KeepUntil.IsZero() {
-		text = id + " is kept until " + k.KeepUntil.Local().Format(time.DateTime)
+	text, until := what+id+" is kept no longer", k.KeepUntil
+	if member == "keep_gpu_until" {
+		until = k.Parked.KeepGPUUntil
+	}
+	if !until.IsZero() {
+		text = what + id + " is kept until " + until.Local().Format(time.DateTime)
 	}
 	return r.format.printChange(r.c.App.Writer, k, text)
 }

@@ -147,6 +147,12 @@ func kernelLines(kernels []kernelRow, now time.Time, all bool) [][]string {
 		{"GPU", true, gpuCell},
 		{"ENDS IN", true, func(k *kernelRow) string { return age(k.CullAt, now) }},
 		{"KEPT FOR", !all, func(k *kernelRow) string { return age(k.KeepUntil, now) }},
+		{"GPU KEPT FOR", true, func(k *kernelRow) string {
+			if !all {
+				return ""
+			}
+			return age(k.Parked.KeepGPUUntil, now)
+		}},
 		{"CLIENTS", !all, func(k *kernelRow) string {
 			if !all {
 				return ""

@@ -98,6 +98,7 @@ func (s *state) fits(share gpu.Amount) bool {
 type holderText struct {
 	Kernel string     `json:"kernel"`
 	Share  gpu.Amount `json:"share"`
+	Until  time.Time  `json:"until,omitzero"` // until when its owner keeps the unit
 }
 
 // Borrower is a kernel that asks for devices.
@@ -186,7 +187,7 @@ func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
 		device, err = p.take1(l, own, unix.LOCK_EX)
 	}
 	if err == nil {
-		err = sign(device, kernel, share)
+		err = sign(device, holderText{Kernel: kernel, Share: share})
 	}
 	if err != nil {
 		return fmt.Errorf("%s cannot be lent: %w", s.uuid, err)
@@ -196,8 +197,8 @@ func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
 }
 
 // sign writes who holds a unit, and how much of it, into the file that the holder has locked.
-func sign(f *os.File, kernel string, share gpu.Amount) error {
-	text, err := json.Marshal(holderText{kernel, share})
+func sign(f *os.File, holder holderText) error {
+	text, err := json.Marshal(holder)
 	if err == nil {
 		err = f.Truncate(0)
 	}
@@ -268,7 +269,7 @@ func (p *Pool) look(u unit, numbers []int) (*state, error) {
 			return nil, err
 		case locked:
 			s.used += text.Share
-			s.holders = append(s.holders, gpu.Holder(text))
+			s.holders = append(s.holders, gpu.Holder{Kernel: text.Kernel, Share: text.Share})
 			if s.free == n {
 				s.free = n + 1
 			}

@@ -143,7 +143,21 @@ func (s *Seat) Owns() (bool, error) {
 	case err != nil:
 		return false, err
 	}
-	return true, sign(s.lock, s.kernel, gpu.One)
+	return true, sign(s.lock, holderText{Kernel: s.kernel, Share: gpu.One})
+}
+
+// Keep says to those who wait until when the kernel keeps its unit. The zero time, or one that is over, says nothing.
+func (s *Seat) Keep(until time.Time) error {
+	return sign(s.lock, holderText{Kernel: s.kernel, Share: gpu.One, Until: until})
+}
+
+// Kept returns until when another kernel keeps the unit, as it has said. The time is zero if none has.
+func (s *Seat) Kept() (time.Time, error) {
+	locked, holder, err := s.pool.test(s.uuid, unix.LOCK_SH)
+	if !locked || !holder.Until.After(time.Now()) {
+		return time.Time{}, err
+	}
+	return holder.Until, err
 }
 
 // Wanted reports whether another kernel waits for the unit.

@@ -91,6 +91,35 @@ func TestSeat_Turns(t *testing.T) {
 	}
 }
 
+// Those who wait see until when the holder keeps the unit, and the next holder keeps it no longer.
+func TestSeat_Keep(t *testing.T) {
+	p := newPool(t)
+	first := seat(t, p, "first")
+	must(t, first.Return())
+	second := seat(t, p, "second")
+	until := time.Now().Add(time.Hour).UTC()
+	kept := func(want time.Time) {
+		t.Helper()
+		if at, err := first.Kept(); err != nil || !at.Equal(want) || holder(t, p) != "second" {
+			t.Errorf("%q keeps it until %v, %v", holder(t, p), at, err)
+		}
+	}
+	kept(time.Time{})
+	must(t, second.Keep(until))
+	kept(until)
+	must(t, second.Keep(time.Now().Add(-time.Hour)))
+	kept(time.Time{})
+	must(t, second.Keep(until))
+	must(t, second.Return())
+	if at, err := first.Kept(); err != nil || !at.IsZero() {
+		t.Errorf("a free unit is kept until %v, %v", at, err)
+	}
+	if own, err := second.Owns(); !own || err != nil {
+		t.Errorf("it is not taken: %v, %v", own, err)
+	}
+	kept(time.Time{})
+}
+
 // A kernel that waited before goes first, also one that starts. A job's goes behind all others.
 func TestPool_Order(t *testing.T) {
 	p := newPool(t)

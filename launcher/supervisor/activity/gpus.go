@@ -88,6 +88,19 @@ func (g *GPUs) Take(now gpu.Tally, at time.Time) {
 	}
 }
 
+// IdleSince returns since when no device computes, or last if that is later. It is zero if one computes, or may.
+func (g *GPUs) IdleSince(last time.Time) time.Time {
+	for _, d := range g.Devices {
+		if d.BusySince != "" || d.Utilization == nil || d.Error != "" {
+			return time.Time{}
+		}
+		if t, err := time.Parse(time.RFC3339Nano, d.IdleSince); err == nil {
+			last = latest(last, t)
+		}
+	}
+	return last
+}
+
 // notable reports whether a change of devices is worth a line of the status stream.
 func notable(before, now []api.GPU) bool {
 	if len(before) != len(now) {

@@ -12,14 +12,20 @@ import (
 // kernel is culled. Supervisor.mu guards it.
 type Use struct {
 	Clock
-	GPUs      GPUs
-	Started   time.Time // when the kernel was started first, or again after its end
-	Left      time.Time // when the last connection ended; zero: none has ended
-	KeepUntil time.Time // zero: the owner does not keep it
-	Computes  bool      // its processes use more than Cull.CPU or Cull.GPU, or may
+	Keeps
+	GPUs     GPUs
+	Started  time.Time // when the kernel was started first, or again after its end
+	Left     time.Time // when the last connection ended; zero: none has ended
+	Computes bool      // its processes use more than Cull.CPU or Cull.GPU, or may
 
 	now  func() time.Time
 	cull *api.Cull
+}
+
+// Keeps is until when the owner keeps a kernel and its GPU. A zero time keeps nothing.
+type Keeps struct {
+	KeepUntil    time.Time // it is not culled
+	KeepGPUUntil time.Time // it is not parked
 }
 
 // NewUse returns the Use of a kernel that is starting.
@@ -30,7 +36,7 @@ func NewUse(now func() time.Time, cull *api.Cull) Use {
 }
 
 // Again begins the use of a kernel that is started again after its end.
-func (u *Use) Again() { u.Started, u.KeepUntil, u.GPUs.Sum = u.now(), time.Time{}, api.GPUUse{} }
+func (u *Use) Again() { u.Started, u.Keeps, u.GPUs.Sum = u.now(), Keeps{}, api.GPUUse{} }
 
 // usage returns the values that decide when the kernel is culled, and what Clock.Usage reports of polls.
 func (u *Use) usage(connected bool) (v Usage, polling bool) {
@@ -61,11 +67,15 @@ func (u *Use) Plan(connected bool) Plan {
 }
 
 // ErrPast rejects a time that is over.
-var ErrPast = errors.New("keep_until is in the past")
+var ErrPast = errors.New("the time is in the past")
 
-// Keep keeps the kernel until a time, whether or not it is idle. The zero time ends that. Errors other than ErrPast say
-// which limit forbids the time.
-func (u *Use) Keep(until time.Time) error {
+// Keep keeps the kernel until a time, whether or not it is idle, or only its GPU. The zero time ends that. Errors other
+// than ErrPast say which limit forbids the time.
+func (u *Use) Keep(gpu bool, until time.Time) error {
+	name, to := "keep_until", &u.KeepUntil
+	if gpu {
+		name, to = "keep_gpu_until", &u.KeepGPUUntil
+	}
 	now := u.now()
 	most, ends := now.Add(u.cull.KeepLimit), u.Started.Add(u.cull.MaxAge)
 	switch {
@@ -75,22 +85,26 @@ func (u *Use) Keep(until time.Time) error {
 	case u.cull.KeepLimit == 0:
 		return errors.New("kernels cannot be kept here")
 	case until.After(most):
-		return fmt.Errorf("keep_until can be at most %s from now, which is %s", u.cull.KeepLimit,
+		return fmt.Errorf("%s can be at most %s from now, which is %s", name, u.cull.KeepLimit,
 			most.UTC().Format(time.RFC3339))
 	case u.cull.MaxAge > 0 && until.After(ends):
-		return fmt.Errorf("no kernel runs for longer than %s here: keep_until can be at most %s", u.cull.MaxAge,
+		return fmt.Errorf("no kernel runs for longer than %s here: %s can be at most %s", u.cull.MaxAge, name,
 			ends.UTC().Format(time.RFC3339))
 	}
-	u.KeepUntil = until.UTC()
+	*to = until.UTC()
 	return nil
 }
 
-// Kept returns the time until which the owner keeps the kernel. It is zero if that time is over or the kernel is dead.
-func (u *Use) Kept() time.Time {
-	if u.State() == api.Dead || !u.now().Before(u.KeepUntil) {
-		return time.Time{}
+// Kept returns the times until which the owner keeps the kernel and its GPU. One that is over is zero, and both are if
+// the kernel is dead.
+func (u *Use) Kept() Keeps {
+	k := u.Keeps
+	for _, until := range []*time.Time{&k.KeepUntil, &k.KeepGPUUntil} {
+		if u.State() == api.Dead || !u.now().Before(*until) {
+			*until = time.Time{}
+		}
 	}
-	return u.KeepUntil
+	return k
 }
 
 // Held returns the devices that the kernel holds; nil: none, or unknown.

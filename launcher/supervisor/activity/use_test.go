@@ -49,31 +49,40 @@ func TestUse_Keep(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	cull := &api.Cull{KeepLimit: 10 * time.Hour, MaxAge: 5 * time.Hour}
 	u := NewUse(func() time.Time { return now }, cull)
-	if err := u.Keep(now); !errors.Is(err, ErrPast) {
+	if err := u.Keep(false, now); !errors.Is(err, ErrPast) {
 		t.Errorf("got %v", err)
 	}
 	for after, want := range map[time.Duration]string{11 * time.Hour: "at most 10h0m0s from now",
 		6 * time.Hour: "longer than 5h0m0s"} {
-		if err := u.Keep(now.Add(after)); err == nil || !strings.Contains(err.Error(), want) {
+		if err := u.Keep(false, now.Add(after)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", after, err)
 		}
 	}
 	until := now.Add(time.Hour)
-	if err := u.Keep(until); err != nil || !u.Kept().Equal(until) {
+	if err := u.Keep(false, until); err != nil || !u.Kept().KeepUntil.Equal(until) {
 		t.Errorf("kept until %v, %v", u.Kept(), err)
 	}
 	now = until
-	if !u.Kept().IsZero() {
+	if !u.Kept().KeepUntil.IsZero() {
 		t.Error("it is kept when the time is over")
 	}
 	now = now.Add(-time.Minute)
 	u.GPUs.Sum.Busy = time.Minute
 	u.Again()
-	if !u.Kept().IsZero() || !u.Started.Equal(now) || u.GPUs.Sum != (api.GPUUse{}) {
+	if !u.Kept().KeepUntil.IsZero() || !u.Started.Equal(now) || u.GPUs.Sum != (api.GPUUse{}) {
 		t.Errorf("started again: %+v", u)
 	}
+	if err := u.Keep(true, until); err != nil || u.Kept() != (Keeps{KeepGPUUntil: until.UTC()}) {
+		t.Errorf("kept until %v, %v", u.Kept(), err)
+	}
+	if err := u.Keep(true, now.Add(11*time.Hour)); err == nil || !strings.Contains(err.Error(), "keep_gpu_until can") {
+		t.Errorf("a GPU is kept for longer than is allowed: %v", err)
+	}
+	if err := u.Keep(true, time.Time{}); err != nil || u.Kept() != (Keeps{}) {
+		t.Errorf("kept until %v, %v", u.Kept(), err)
+	}
 	cull.KeepLimit = 0
-	if err := u.Keep(until); err == nil {
+	if err := u.Keep(false, until); err == nil {
 		t.Error("kernels cannot be kept here")
 	}
 }

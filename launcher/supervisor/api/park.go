@@ -27,11 +27,13 @@ func (p *Park) Validate() error {
 	return nil
 }
 
-// Parked is what has become of the GPU of a kernel that may be parked. Its Since has TimeFormat.
+// Parked is what has become of the GPU of a kernel that may be parked. Its times have TimeFormat.
 type Parked struct {
 	State  ParkState `json:"state,omitempty"`
 	Since  string    `json:"since,omitempty"`
 	Reason string    `json:"reason,omitempty"` // why it keeps its GPU, or what it waits for
+
+	KeepGPUUntil string `json:"keep_gpu_until,omitempty"` // it is not parked before; its owner wants that
 }
 
 // ParkState is the state of a kernel's GPU.

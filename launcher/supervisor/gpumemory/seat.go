@@ -2,6 +2,7 @@ package gpumemory
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -11,6 +12,10 @@ type Seat interface {
 	Owns() (bool, error)
 	// Return gives the GPU back.
 	Return() error
+	// Keep says to those who wait until when the kernel keeps its GPU; zero: it does not. The GPU must be its own.
+	Keep(until time.Time) error
+	// Kept returns until when another kernel keeps the GPU, as it has said; zero: none has.
+	Kept() (time.Time, error)
 	// Wanted reports whether another kernel waits for the GPU.
 	Wanted() bool
 	// Wait puts the kernel in the line for its GPU.
@@ -25,4 +30,32 @@ type Turn interface {
 	Take() (taken bool, before int, err error)
 	// Leave ends the wait.
 	Leave()
+}
+
+// Kept is what kernels that wait know of how long a kernel keeps its GPU. The zero value: nothing was said.
+type Kept struct{ until time.Time }
+
+// Say says a time with Seat.Keep if they do not know it. A kernel that does not own its GPU says nothing.
+func (k *Kept) Say(seat Seat, owns bool, until time.Time) error {
+	if !owns {
+		*k = Kept{} // the next holder of the GPU says its own
+		return nil
+	}
+	if until.Equal(k.until) {
+		return nil
+	}
+	k.until = until
+	return seat.Keep(until)
+}
+
+// Waits returns why a kernel waits for its GPU with so many kernels before it. shown returns a time as users read it.
+func Waits(seat Seat, before int, shown func(time.Time) string) string {
+	text := "another kernel has it"
+	if before > 0 {
+		text = fmt.Sprintf("%d other kernels are before this one", before)
+	}
+	if until, err := seat.Kept(); err == nil && !until.IsZero() {
+		text += ", and it is kept until " + shown(until)
+	}
+	return text
 }

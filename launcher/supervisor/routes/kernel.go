@@ -23,10 +23,11 @@ func (h *routes) getModel(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// patchKernel sets the time until which the kernel is kept, whether or not it is idle.
+// patchKernel sets the time until which the kernel or its GPU is kept, whether or not it is idle.
 func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
-		KeepUntil json.RawMessage `json:"keep_until"`
+		KeepUntil    json.RawMessage `json:"keep_until"`
+		KeepGPUUntil json.RawMessage `json:"keep_gpu_until"`
 	}
 	var b json.RawMessage
 	err := readBody(w, r, 4<<10, &b)
@@ -35,18 +36,20 @@ func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
 		d.DisallowUnknownFields()
 		err = d.Decode(&body)
 	}
-	if err != nil || body.KeepUntil == nil {
-		return Error{http.StatusBadRequest, `the body is not {"keep_until": "2006-01-02T15:04:05Z" or null}`}
+	if err != nil || (body.KeepUntil == nil) == (body.KeepGPUUntil == nil) {
+		return Error{http.StatusBadRequest,
+			`the body is not {"keep_until" or "keep_gpu_until": "2006-01-02T15:04:05Z" or null}`}
 	}
+	gpu := body.KeepUntil == nil
 	var text *string
 	var until time.Time
-	if err = json.Unmarshal(body.KeepUntil, &text); err == nil && text != nil {
+	if err = json.Unmarshal(slices.Concat(body.KeepUntil, body.KeepGPUUntil), &text); err == nil && text != nil {
 		until, err = time.Parse(time.RFC3339, *text)
 	}
 	if err != nil {
-		return Error{http.StatusBadRequest, "keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339)"}
+		return Error{http.StatusBadRequest, "the time is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339)"}
 	}
-	if err := h.kernel.Keep(until); err != nil {
+	if err := h.kernel.Keep(gpu, until); err != nil {
 		return err
 	}
 	return h.getModel(w, r)

@@ -43,8 +43,8 @@ type Kernel interface {
 
 	// Serve serves a websocket of the kernel's channels.
 	Serve(w http.ResponseWriter, r *http.Request) error
-	// Keep keeps the kernel until a time, whether or not it is idle. The zero time ends that.
-	Keep(until time.Time) error
+	// Keep keeps the kernel until a time, whether or not it is idle, or only its GPU. The zero time ends that.
+	Keep(gpu bool, until time.Time) error
 	// Interrupt interrupts the kernel.
 	Interrupt() error
 	// Restart replaces the kernel's process.

@@ -46,8 +46,8 @@ type State struct {
 
 // Use is the kernel's use. Its times are those of activity.Usage and activity.Idle.
 //
-// LastActivity, KeepUntil and CellBegan are as the wall clock showed them. A step of the wall clock does not change the
-// distance between SavedAt and the other times.
+// LastActivity, KeepUntil, KeepGPUUntil and CellBegan are as the wall clock showed them. A step of the wall clock does
+// not change the distance between SavedAt and the other times.
 type Use struct {
 	SavedAt   time.Time     `json:"saved_at"`
 	SinceBoot time.Duration `json:"since_boot"` // proctree.SinceBoot at SavedAt
@@ -60,6 +60,7 @@ type Use struct {
 	Left         time.Time  `json:"left,omitzero"`
 	Connected    bool       `json:"connected,omitempty"`
 	KeepUntil    time.Time  `json:"keep_until,omitzero"`
+	KeepGPUUntil time.Time  `json:"keep_gpu_until,omitzero"`
 	CellBegan    time.Time  `json:"cell_began,omitzero"` // the last cell, or the kernel was up then
 	Starting     bool       `json:"fresh,omitempty"`     // the kernel is not up yet
 	GPU          api.GPUUse `json:"gpu,omitzero"`        // since Started
