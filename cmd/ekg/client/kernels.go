@@ -143,6 +143,7 @@ type kernelRow struct {
 	Flavor       string    `json:"flavor"`
 	Parked       struct {
 		State        string    `json:"state"`
+		Since        time.Time `json:"since"`
 		Reason       string    `json:"reason"`
 		KeepGPUUntil time.Time `json:"keep_gpu_until"`
 	} `json:"parked"`

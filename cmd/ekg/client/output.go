@@ -203,13 +203,23 @@ func gpuCell(k *kernelRow) string {
 	if text == "" && k.GPUs > 0 {
 		text = strconv.FormatFloat(k.GPUs, 'f', -1, 64)
 	}
-	switch k.Parked.State {
+	return text + parkedSuffix(k, "")
+}
+
+// parkedSuffix is like " (parked 12m)" for a kernel that does not have its GPU now, with the time since then.
+func parkedSuffix(k *kernelRow, since string) string {
+	text := k.Parked.State
+	switch text {
 	case "none":
-		text += " (given back)"
+		text = "given back"
 	case "parking", "parked", "waking":
-		text += " (" + k.Parked.State + ")"
+	default:
+		return ""
 	}
-	return text
+	if since != "" {
+		text += " " + since
+	}
+	return " (" + text + ")"
 }
 
 // jobCell returns the name of a kernel's job, and how far the job is.

@@ -97,6 +97,12 @@ func TestPrintGPUKernels(t *testing.T) {
 		`{"id": "0b1b2c3d-0000-4000-8000-00000000000b", "name": "r", "owner": "bob", "execution_state": "idle", "gpus": 0.25,
 		  "flavor": "quarter", "gpu": [{"utilization": null, "idle_since": "2026-01-02T14:04:05.000000Z"}]}`,
 		`{"id": "0c1b2c3d-0000-4000-8000-00000000000c", "name": "r", "owner": "bob", "execution_state": "starting", "gpus": 1}`,
+		`{"id": "0d1b2c3d-0000-4000-8000-00000000000d", "name": "r", "owner": "bob", "execution_state": "idle", "gpus": 1,
+		  "parked": {"state": "parked", "since": "2026-01-02T14:52:05.000000Z"}}`,
+		`{"id": "0e1b2c3d-0000-4000-8000-00000000000e", "name": "r", "owner": "bob", "execution_state": "idle", "gpus": 1,
+		  "parked": {"state": "waking", "since": "2026-01-02T15:04:00.000000Z", "reason": "another kernel has it"}}`,
+		`{"id": "0f1b2c3d-0000-4000-8000-00000000000f", "name": "r", "owner": "eve", "execution_state": "idle", "gpus": 1,
+		  "parked": {"state": "failed", "since": "2026-01-02T15:04:00.000000Z", "reason": "several processes use CUDA"}}`,
 	} {
 		var row kernelRow
 		if err := json.Unmarshal([]byte(text), &row); err != nil {

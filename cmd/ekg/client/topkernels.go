@@ -135,7 +135,7 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 	if f == formatWide {
 		length = len("00000000-0000-0000-0000-000000000000")
 	}
-	lines := [][]string{{"KERNEL", "OWNER", "SPEC", "GPU", "MODEL", "UTIL", "MEMORY", "STATE", "GPU IDLE"}}
+	lines := [][]string{{"KERNEL", "OWNER", "SPEC", "GPU", "MODEL", "UTIL", "MEMORY", "STATE", "GPU IDLE", ""}}
 	for i := range all {
 		k := &all[i]
 		var used, memory, utilization float64
@@ -146,8 +146,9 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 				known, utilization = known+1, utilization+*g.Utilization
 			}
 		}
-		cells := []string{k.ID[:min(length, len(k.ID))], k.Owner, k.Name, cmp.Or(k.Flavor, amount(k.asks())), model, "", "",
-			k.State, ""}
+		cells := []string{k.ID[:min(length, len(k.ID))], k.Owner, k.Name,
+			cmp.Or(k.Flavor, amount(k.asks())) + parkedSuffix(&k.kernelRow, age(now, k.Parked.Since)), model, "", "", k.State,
+			"", k.Parked.Reason}
 		if known > 0 {
 			cells[5] = fmt.Sprintf("%.0f%%", 100*utilization/float64(known))
 		}
@@ -166,9 +167,10 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 // userRow is a line of `ekg top users`.
 type userRow struct {
 	User     string  `json:"user"`
-	Kernels  int     `json:"kernels"` // that have GPUs
-	Waiting  int     `json:"waiting"` // kernels that wait for GPUs
-	GPUs     float64 `json:"gpus"`
+	Kernels  int     `json:"kernels"`  // that have GPUs
+	Waiting  int     `json:"waiting"`  // kernels that wait for GPUs, those that were parked too
+	Parked   int     `json:"parked"`   // kernels that have given their GPU back, and do not wait for it
+	GPUs     float64 `json:"gpus"`     // that kernels hold
 	Measured float64 `json:"measured"` // of GPUs, for which it is known whether they compute
 	Busy     float64 `json:"busy"`     // of Measured, that compute
 }
@@ -193,8 +195,12 @@ func byUser(all []gpuKernel) []userRow {
 			rows = append(rows, userRow{User: k.Owner})
 		}
 		row := &rows[at]
-		if k.waits {
+		switch {
+		case k.waits, k.Parked.State == "waking":
 			row.Waiting++
+			continue
+		case k.Parked.State == "parked", k.Parked.State == "none":
+			row.Parked++
 			continue
 		}
 		use := k.use()
@@ -210,7 +216,7 @@ func byUser(all []gpuKernel) []userRow {
 // printUsers prints users with GPUs.
 func (f outputFormat) printUsers(w io.Writer, rows []userRow) error {
 	var names []string
-	lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED", "WAITING"}}
+	lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED", "WAITING", "PARKED"}}
 	for _, row := range rows {
 		busy := ""
 		if row.Measured > 0 {
@@ -218,7 +224,7 @@ func (f outputFormat) printUsers(w io.Writer, rows []userRow) error {
 		}
 		names = append(names, row.User)
 		lines = append(lines, []string{row.User, strconv.Itoa(row.Kernels), amount(row.GPUs), busy,
-			strconv.Itoa(row.Waiting)})
+			strconv.Itoa(row.Waiting), strconv.Itoa(row.Parked)})
 	}
 	return f.print(w, rows, names, func(b *strings.Builder) {
 		if len(rows) == 0 {

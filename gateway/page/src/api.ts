@@ -7,10 +7,13 @@ const place = (): string => `ekg-token:${base().pathname}`;
 export interface GPU { uuid: string; model?: string; memory_total?: number; memory_used: number;
   utilization: number | null; busy_since?: string; idle_since?: string; error?: string }
 export interface Grant { user?: string; group?: string; right: 'read' | 'use' }
+/** What has become of the GPU of a kernel that may be parked. */
+export interface Parked { state?: 'none' | 'held' | 'parking' | 'parked' | 'waking' | 'failed'; since?: string;
+  reason?: string }
 export interface Kernel {
   id: string; name: string; last_activity: string; execution_state: string; connections: number; created: string;
   memory?: number; reason?: string; cull_at?: string; keep_until?: string;
-  gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
+  gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string; parked?: Parked;
   job?: { id: string; name: string; cell: number; cells: number };
   shared_with?: Grant[]; shared_to_use?: boolean;
 }

@@ -6,7 +6,7 @@ import type { Kernel } from './api';
 import { Curve, kernelKey, type Uses } from './curve';
 import { type Action, Actions } from './dialogs';
 import { bytes, gibibytes, number, since, time } from './format';
-import { jobText, stateClass } from './kernels';
+import { jobText, parkedText, stateClass } from './kernels';
 import { Output } from './output';
 import { Timeline } from './timeline';
 
@@ -19,7 +19,8 @@ export function Detail({ kernel: k, now, live, uses, entered, open, back }: Prop
   const at = (when: string): string => `${time(when)} (${since(when, now)} ago)`;
   const facts: [string, string | undefined][] = [
     ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason ?? NONE],
-    ['Job', jobText(k) || undefined], ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined], ['Clients', String(k.connections)],
+    ['Job', jobText(k) || undefined], ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined],
+    ['GPU now', k.parked?.state && (parkedText(k, now) || 'held')], ['Clients', String(k.connections)],
     ['Memory', k.memory ? bytes(k.memory) : NONE],
     ['Shared with', k.shared_with?.map(g => `${g.user ?? `group ${g.group}`} (${g.right})`).join(', ') || undefined],
     ['Created', at(k.created)], ['Last activity', at(k.last_activity)],

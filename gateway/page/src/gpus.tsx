@@ -1,5 +1,7 @@
 // GPUs per node and device, with who holds them. Bars show what is allocated, and of that what computes. Curves show
 // how much of the last minutes a device computed: at the device, or at its holder where a node has no single devices.
+import { useMemo } from 'preact/hooks';
+
 import type { Ahead, Amounts, GPUView, Holder, Kernel, Pool, PoolDevice, Ready } from './api';
 import { Curve, deviceKey, kernelKey, useOf, type Uses } from './curve';
 import { number, time } from './format';
@@ -32,9 +34,27 @@ export function aheadText(a: Ahead): string {
   return a.reason ? `${text}: ${a.reason}` : text;
 }
 
+/** For the UUID of each GPU, how many kernels belong to it and have given it back, and how many of them wait for it. */
+export function parkedOn(kernels: Iterable<Kernel>): ReadonlyMap<string, { parked: number; wait: number }> {
+  const of = new Map<string, { parked: number; wait: number }>();
+  for (const { parked, gpu } of kernels) {
+    const waits = parked?.state === 'waking';
+    if (!waits && parked?.state !== 'parked' && parked?.state !== 'none') continue;
+    for (const { uuid } of gpu ?? []) {
+      const n = of.get(uuid) ?? { parked: 0, wait: 0 };
+      of.set(uuid, waits ? { ...n, wait: n.wait + 1 } : { ...n, parked: n.parked + 1 });
+    }
+  }
+  return of;
+}
+
+const kernelsText = (n: number): string => n === 1 ? '1 kernel' : `${number(n)} kernels`;
+
+type Parking = ReturnType<typeof parkedOn>;
 type Known = { kernels: ReadonlyMap<string, Kernel>; live: boolean; uses: Uses; show: (id: string) => void };
 
 export function GPUs({ view, ...known }: Known & { view: GPUView | undefined }) {
+  const parking = useMemo(() => parkedOn(known.kernels.values()), [known.kernels]);
   return <section aria-labelledby="gpus">
     <h2 id="gpus">GPUs</h2>
     {!view ? <p class="soft">…</p> : <>
@@ -48,13 +68,13 @@ export function GPUs({ view, ...known }: Known & { view: GPUView | undefined }) 
       {view.nodes.length === 0 && view.missing.length === 0 && <p class="soft">There are no GPUs.</p>}
       {view.missing.map(text => <p class="soft" key={text}>{text}</p>)}
       {view.nodes.length > 0 && <div class="nodes" tabIndex={0} role="region" aria-label="Nodes with GPUs">
-        {view.nodes.map(n => <Node key={n.name} node={n} {...known} />)}
+        {view.nodes.map(n => <Node key={n.name} node={n} parking={parking} {...known} />)}
       </div>}
     </>}
   </section>;
 }
 
-function Node({ node: n, ...known }: Known & { node: GPUView['nodes'][number] }) {
+function Node({ node: n, parking, ...known }: Known & { node: GPUView['nodes'][number]; parking: Parking }) {
   return <div class="wide" tabIndex={0} role="region" aria-label={`GPUs of ${n.name}`}>
     <h3>{n.name}{n.status && n.status !== 'Ready' ? ` (${n.status})` : ''}</h3>
     <table>
@@ -70,13 +90,15 @@ function Node({ node: n, ...known }: Known & { node: GPUView['nodes'][number] })
             {p.others > 0 && <div class="soft">{number(p.others)} {p.unit} by others</div>}
             {keptReady(p, p.unit).map(text => <div class="soft" key={text}>{text}</div>)}</td></tr>,
           ...(p.devices ?? []).map(d =>
-            <Device key={`${id} ${d.index}`} node={n.name} pool={p} device={d} {...known} />)];
+            <Device key={`${id} ${d.index}`} node={n.name} pool={p} device={d} parking={parking.get(d.uuid ?? '')}
+              {...known} />)];
       })}</tbody>
     </table>
   </div>;
 }
 
-function Device({ node, pool: p, device: d, ...known }: Known & { node: string; pool: Pool; device: PoolDevice }) {
+function Device({ node, pool: p, device: d, parking, ...known }: Known & { node: string; pool: Pool; device: PoolDevice;
+  parking: { parked: number; wait: number } | undefined }) {
   const of = p.holders.filter(h => h.devices?.[d.index] !== undefined);
   const part = of.map(h => h.devices![d.index] / (h.amount || 1));
   const amounts = { total: d.total, held: d.held, unhealthy: 0,
@@ -87,7 +109,9 @@ function Device({ node, pool: p, device: d, ...known }: Known & { node: string; 
     <td>{number(d.held)} of {number(d.total)}<Bar a={amounts} unit={p.unit} name={`device ${d.index}`} />
       {(samples || now !== null) &&
         <Curve small samples={samples} use={now} name={`device ${d.index} of ${node}`} />}</td>
-    <td><Holders of={of} unit={p.unit} {...known} /></td></tr>;
+    <td><Holders of={of} unit={p.unit} {...known} />
+      {parking && parking.parked > 0 && <div class="soft">parked: {kernelsText(parking.parked)}</div>}
+      {parking && parking.wait > 0 && <div class="soft">waiting for it: {kernelsText(parking.wait)}</div>}</td></tr>;
 }
 
 /** Those who hold something, with curves of their GPUs where the row shows no device. */

@@ -12,12 +12,25 @@ const BEYOND = 8; // rows above and below the view
 export const NONE: ReadonlyMap<string, Kernel> = new Map();
 
 type Column = { name: string; key: (k: Kernel) => string | number; text: (k: Kernel, now: number) => string;
-  title?: (k: Kernel) => string; more?: boolean };
+  title?: (k: Kernel, now: number) => string; more?: boolean };
 
 const memory = (k: Kernel): number => (k.gpu ?? []).reduce((sum, g) => sum + g.memory_used, 0);
 
-const gpuText = (k: Kernel): string => {
-  const parts = [k.flavor, k.gpus ? number(k.gpus) : '', k.gpu?.length ? gibibytes(memory(k)) : ''];
+/** What has become of the GPU of a kernel that may be parked; empty while the kernel has it. */
+export function parkedText({ parked: p }: Kernel, now: number): string {
+  const why = p?.reason ? `: ${p.reason}` : '';
+  switch (p?.state) {
+    case 'none': return p.since ? `GPU given back ${since(p.since, now)} ago` : 'GPU given back';
+    case 'parking': return 'gives its GPU back';
+    case 'parked': return p.since ? `GPU parked ${since(p.since, now)}` : 'GPU parked';
+    case 'waking': return p.reason ? `waits for its GPU${why}` : 'gets its GPU again';
+    case 'failed': return `keeps its GPU${why}`;
+    default: return '';
+  }
+}
+
+const gpuText = (k: Kernel, now: number): string => {
+  const parts = [k.flavor, k.gpus ? number(k.gpus) : '', parkedText(k, now), k.gpu?.length ? gibibytes(memory(k)) : ''];
   return parts.filter(Boolean).join(' · ');
 };
 
@@ -140,7 +153,7 @@ export function Kernels({ kernels, now, show, before }: Shown & { before: string
           onKeyDown={move}>
           {places.map(i => [i, rows[i]] as const).map(([i, k]) => <div key={k.id} class="row" role="row"
             aria-rowindex={i + 2} style={{ top: `${i * ROW}px` }}>
-            {columns.map((c, n) => <div key={c.name} role="cell" class={c.more ? 'more' : ''} title={c.title?.(k)}>
+            {columns.map((c, n) => <div key={c.name} role="cell" class={c.more ? 'more' : ''} title={c.title?.(k, now)}>
               {n === 0
                 ? <button class="plain mono" type="button" aria-label={`Kernel ${k.id}`} tabIndex={i === at ? 0 : -1}
                   onFocus={() => setCurrent(k.id)} onClick={() => show(k.id)}>

@@ -7,9 +7,9 @@ import { Curve, describe, lines, type Sample, takeSamples, type Uses } from '../
 import { Detail } from '../detail';
 import { actionsFor, readGrants } from '../dialogs';
 import { span } from '../format';
-import { aheadText, keptReady } from '../gpus';
+import { aheadText, keptReady, parkedOn } from '../gpus';
 import { endedRows } from '../history';
-import { choose, moveBy } from '../kernels';
+import { choose, moveBy, parkedText } from '../kernels';
 import { outputOf, passes, type Place, readLog, Screen } from '../log';
 import { parse } from '../stream';
 import { parts } from '../timeline';
@@ -127,6 +127,21 @@ test('a kernel shows its GPUs, and no present use while the stream is not live',
     return curves;
   };
   assert.deepEqual([found(true), found(false)], [[[0.4, [0.4]]], [[null, [0.4]]]]);
+});
+
+test('a kernel says in words what has become of its GPU, and a GPU how many kernels belong to it', () => {
+  const since = '2026-01-02T03:04:05Z', now = Date.parse('2026-01-02T03:16:05Z');
+  const text = (state: any, reason?: string): string => parkedText(kernel('a', { parked: { state, since, reason } }), now);
+  assert.deepEqual(['parked', 'none', 'parking', 'waking', 'held', undefined].map(s => text(s)),
+    ['GPU parked 12 min', 'GPU given back 12 min ago', 'gives its GPU back', 'gets its GPU again', '', '']);
+  assert.equal(text('waking', 'another kernel has it'), 'waits for its GPU: another kernel has it');
+  assert.equal(text('failed', 'several processes use CUDA'), 'keeps its GPU: several processes use CUDA');
+  assert.equal(parkedText(kernel('a'), now), '');
+  const on = (id: string, state: any, uuid: string): Kernel =>
+    kernel(id, { parked: { state }, gpu: [{ uuid, memory_used: 0, utilization: null }] });
+  assert.deepEqual([...parkedOn([on('a', 'parked', 'u0'), on('b', 'none', 'u0'), on('c', 'waking', 'u0'),
+    on('d', 'held', 'u0'), on('e', 'failed', 'u1'), on('f', 'parking', 'u1'), kernel('g')])],
+  [['u0', { parked: 2, wait: 1 }]]);
 });
 
 test('warm kernels are shown apart from what is held, with why some wait', () => {

@@ -228,6 +228,19 @@ test('times and amounts', () => {
   assert.equal(texts.models([gpu(0, { model: 'T4' }), gpu(0, { model: 'T4' }), gpu(0)]), '2 × T4, GPU');
 });
 
+test('a parked kernel says what has become of its GPU', () => {
+  const of = (state?: string, reason?: string) => kernel({ gpus: 1, parked: { state, since: later(-12), reason } });
+  assert.deepEqual(
+    ['parked', 'none', 'parking', 'waking', 'held', undefined].map(state => texts.parked(of(state), NOW)),
+    ['GPU parked 12 min', 'GPU given back 12 min ago', 'Gives its GPU back', 'Gets its GPU again', '', '']
+  );
+  assert.equal(texts.parked(of('waking', 'another kernel has it'), NOW), 'Waits for its GPU: another kernel has it');
+  assert.equal(texts.parked(of('failed', 'several processes use CUDA'), NOW), 'Keeps its GPU: several processes use CUDA');
+  assert.match(texts.summary(of('parked'), NOW), /^GPU parked 12 min · Idle/);
+  assert.match(texts.summary(of('failed', 'its program'), NOW), /^GPU: 1 · Idle/);
+  assert.match(texts.details(of('failed', 'its program'), NOW), /^Keeps its GPU: its program$/m);
+});
+
 test('the status bar says what JupyterLab does not say itself', () => {
   assert.equal(texts.summary(kernel({ last_activity: later(-20) }), NOW), '');
   assert.equal(texts.summary(kernel({ execution_state: 'starting', reason: 'no GPU is free' }), NOW), 'Kernel waits');

@@ -238,6 +238,7 @@ function WholeRow({ row, host, now, problem, unsaved, history }: IRowProps): Rea
         </p>
       )}
       {kernel.reason && <p className="jp-ekg-reason">{texts.local(kernel.reason, now)}</p>}
+      {texts.parked(kernel, now) && <p className="jp-ekg-reason">{texts.parked(kernel, now)}</p>}
       <Ending row={row} host={host} now={now} />
       {kernel.gpu && kernel.gpu.length > 0 && <GPUs row={row} history={history} now={now} />}
       {shared.length > 0 && (

@@ -107,13 +107,34 @@ export function job({ job }: IKernelModel): string {
   return job.cell > 0 ? `Job ${job.name}, cell ${job.cell} of ${job.cells}` : `Job ${job.name}`;
 }
 
+/** What has become of the GPU of a kernel that may be parked; empty while the kernel has it. */
+export function parked({ parked }: IKernelModel, now: number): string {
+  const ago = parked?.since ? span((now - Date.parse(parked.since)) / 1000) : '';
+  const why = parked?.reason ? `: ${parked.reason}` : '';
+  switch (parked?.state) {
+    case 'none':
+      return ago ? `GPU given back ${ago} ago` : 'GPU given back';
+    case 'parking':
+      return 'Gives its GPU back';
+    case 'parked':
+      return ago ? `GPU parked ${ago}` : 'GPU parked';
+    case 'waking':
+      return why ? `Waits for its GPU${why}` : 'Gets its GPU again';
+    case 'failed':
+      return `Keeps its GPU${why}`;
+    default:
+      return '';
+  }
+}
+
 /** What the status bar says of a kernel; empty if there is nothing that JupyterLab does not say itself. */
 export function summary(kernel: IKernelModel, now: number): string {
   if (kernel.execution_state === 'starting' && kernel.reason) {
     return 'Kernel waits';
   }
   const end = ending(kernel, now);
-  const gpu = kernel.gpu?.length ? `GPU ${use(kernel.gpu)}` : kernel.gpus ? `GPU: ${number.format(kernel.gpus)}` : '';
+  const held = kernel.gpu?.length ? `GPU ${use(kernel.gpu)}` : kernel.gpus ? `GPU: ${number.format(kernel.gpus)}` : '';
+  const gpu = kernel.parked?.state === 'failed' ? held : parked(kernel, now) || held; // that it keeps it is no news
   const parts = [gpu, kernel.execution_state === 'idle' && (gpu || end) ? state(kernel, now) : '', end];
   return parts.filter(part => part).join(' · ');
 }
@@ -126,6 +147,7 @@ export function details(kernel: IKernelModel, now: number): string {
     state(kernel, now),
     job(kernel),
     gpus.length ? `${models(gpus)}: ${use(gpus)} in use, ${memory(gpus)}` : '',
+    parked(kernel, now),
     ending(kernel, now)
   ]
     .filter(part => part)
