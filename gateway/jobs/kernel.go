@@ -16,6 +16,14 @@ var ErrOccupied = errors.New("jobs: another job runs in the kernel")
 // record while it looks for other jobs, so no gateway begins the job. If two jobs are stored at once, at most one
 // stays. If this gateway dies meanwhile, another one takes the job and looks itself; see hold.accept.
 func (m *Manager) occupy(ctx context.Context, s *stored) error {
+	m.mu.Lock()
+	m.looking[s.ID] = true // a round of this gateway does not take what is its own
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.looking, s.ID)
+	}()
 	s.Holder, s.Pending = m.name, true
 	if err := m.store.write(ctx, s); err != nil {
 		return err

@@ -110,6 +110,58 @@ func (g *gathering) CreateRecord(ctx context.Context, r launcher.Record) (launch
 	return g.MemoryRecords.CreateRecord(ctx, r)
 }
 
+// rounded is records that keep a gateway until it has looked at all jobs, between its new job and its look at others.
+type rounded struct {
+	*gathering
+	m *Manager
+}
+
+func (r *rounded) CreateRecord(ctx context.Context, rec launcher.Record) (launcher.Record, error) {
+	created, err := r.gathering.CreateRecord(ctx, rec)
+	if rec.Kind == kindJob {
+		r.m.look()
+		time.Sleep(time.Millisecond) // virtual: all goroutines do what they can first
+	}
+	return created, err
+}
+
+// A gateway that looks at all jobs does not take the job that it is about to refuse.
+func TestManager_InKernelRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &gathering{MemoryRecords: &launchertest.MemoryRecords{}}, newCluster(0)
+		records.all.Add(2)
+		kernels.alive["k"] = "ann"
+		results := make(chan error)
+		for range 2 {
+			seen := &rounded{gathering: records}
+			seen.m = New(seen, kernels, Policy{}, slog.New(slog.DiscardHandler))
+			defer start(seen.m, time.Hour)()
+			go func() {
+				_, _, err := seen.m.Submit(t.Context(), submissionIn("k", ThenKeep))
+				results <- err
+			}()
+		}
+		acceptsOne(t, records, results, 2)
+	})
+}
+
+// acceptsOne checks that at most one of n submissions was accepted, and that no other one is stored.
+func acceptsOne(t *testing.T, records launcher.RecordKeeper, results <-chan error, n int) {
+	t.Helper()
+	accepted := 0
+	for range n {
+		if err := <-results; err == nil {
+			accepted++
+		} else if !errors.Is(err, ErrOccupied) {
+			t.Error(err)
+		}
+	}
+	ids, err := records.RecordIDs(t.Context(), kindJob)
+	if err != nil || accepted > 1 || len(ids) != accepted {
+		t.Errorf("%d jobs were accepted, and %d are stored: %v", accepted, len(ids), err)
+	}
+}
+
 // Gateways that get jobs for one kernel at once accept at most one.
 func TestManager_InKernelAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -125,18 +177,7 @@ func TestManager_InKernelAtOnce(t *testing.T) {
 				results <- err
 			}()
 		}
-		accepted := 0
-		for range 8 {
-			if err := <-results; err == nil {
-				accepted++
-			} else if !errors.Is(err, ErrOccupied) {
-				t.Error(err)
-			}
-		}
-		ids, err := records.RecordIDs(t.Context(), kindJob)
-		if err != nil || accepted > 1 || len(ids) != accepted {
-			t.Errorf("%d jobs were accepted, and %d are stored: %v", accepted, len(ids), err)
-		}
+		acceptsOne(t, records, results, 8)
 	})
 }
 

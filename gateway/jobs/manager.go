@@ -139,6 +139,7 @@ type Manager struct {
 
 	mu      sync.Mutex
 	holds   map[string]*hold     // by job
+	looking map[string]bool      // jobs in a kernel that are submitted at the moment; see occupy
 	watched map[string]*watched  // jobs that other gateways hold
 	notYet  map[string]time.Time // jobs that have to wait, until when
 	ends    map[string]bool      // owners of jobs that have ended since the last trim
@@ -163,8 +164,8 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
 		orphans: map[string]map[string]bool{}, ends: map[string]bool{},
-		unnoted: map[string]bool{},
-		index:   newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
+		unnoted: map[string]bool{}, looking: map[string]bool{},
+		index: newIndex(kindJob, decodeLight), defines: newIndex(kindDefinition, decodeLightDefinition),
 	}
 }
 

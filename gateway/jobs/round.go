@@ -71,7 +71,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 func (m *Manager) mayTake(s *stored, lease string, began time.Time) (mine, free bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.holds[s.ID] != nil {
+	if m.holds[s.ID] != nil || m.looking[s.ID] {
 		return true, false
 	}
 	if s.Holder == "" || s.Holder == m.name { // m.name: this gateway could not give the job back
