@@ -279,6 +279,23 @@ func TestParking_Keep(t *testing.T) {
 	p.is(api.GPUHeld, "")
 }
 
+// What a debugger asks of a parked kernel is answered with the reason, and leaves it parked: calls of CUDA would block
+// the control channel.
+func TestParking_Debugger(t *testing.T) {
+	p := startParkable(t, "running")
+	p.rest()
+	p.is(api.GPUParked, "")
+	asks := p.send(jupyter.Control, "debug_request", map[string]any{"type": "request", "command": "evaluate"})
+	r, _ := find(p.result(asks), "debug_reply", asks)
+	if !strings.Contains(string(r.Content), "has given its GPU back") {
+		t.Errorf("answered with %s", r.Content)
+	}
+	p.is(api.GPUParked, "")
+	p.seat.set(func() { p.seat.wanted = false })
+	p.says("print 1")
+	p.is(api.GPUHeld, "")
+}
+
 // Kernels that never used CUDA have nothing to save.
 func TestParking_NoCUDA(t *testing.T) {
 	p := startParkable(t, "none")
