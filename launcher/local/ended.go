@@ -69,26 +69,22 @@ func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 		there[k.id] = true
 		all = append(all, knownKernel{k.id, k.rec.SpecName, k.rec.Owner, k.rec.Flavor, k.rec.GPUs, end, k})
 	}
-	stones, err := os.ReadDir(l.layout.ended())
+	stones, err := l.stones.Read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
-	for _, e := range stones {
-		id := strings.TrimSuffix(e.Name(), ".json")
-		if there[id] || !launcher.ValidID(id) {
-			continue // it was started again
+	for i := range stones {
+		t, name := &stones[i].Value, stones[i].Name
+		id := strings.TrimSuffix(name, ".json")
+		switch err := stones[i].Err; {
+		case there[id] || !launcher.ValidID(id): // it was started again
+		case errors.Is(err, files.ErrUnusable):
+			l.layout.setAside(filepath.Join(l.layout.ended(), name), err)
+		case err != nil:
+			l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, id, logkey.Err, err)
+		default:
+			all = append(all, knownKernel{id, t.SpecName, t.Owner, t.Flavor, t.Held, &t.Ending, nil})
 		}
-		var t storedEnding
-		if err := files.ReadJSON(filepath.Join(l.layout.ended(), e.Name()), &t); err != nil {
-			switch {
-			case errors.Is(err, files.ErrUnusable):
-				l.layout.setAside(filepath.Join(l.layout.ended(), e.Name()), err)
-			case !errors.Is(err, fs.ErrNotExist): // else it was just removed for its age
-				l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, id, logkey.Err, err)
-			}
-			continue
-		}
-		all = append(all, knownKernel{id, t.SpecName, t.Owner, t.Flavor, t.Held, &t.Ending, nil})
 	}
 	return all, nil
 }

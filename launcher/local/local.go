@@ -54,6 +54,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/internal/flock"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -155,6 +156,7 @@ type Launcher struct {
 	logs      *logBounds
 	upgrades  *idleUpgrades
 	strays    *strays
+	stones    *files.Folder[storedEnding]
 	cancel    context.CancelCauseFunc
 	ctx       context.Context // the launcher's own life, ended by Close
 
@@ -196,7 +198,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		Store: records.NewStore(filepath.Join(lay.state, recordsDir)),
 		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: lay.log,
-		ctx: life, cancel: cancel, kernels: newRegistry(),
+		ctx: life, cancel: cancel, kernels: newRegistry(), stones: files.NewFolder[storedEnding](lay.ended()),
 		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
