@@ -92,8 +92,8 @@ func sessionsOf(list []launcher.Kernel) []found {
 
 // of returns the session of the request's path.
 func (ss *sessions) of(r *call) (found, error) {
-	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
-	f, there, err := ss.find(r, is)
+	is := func(s launcher.Session) bool { return s.ID == r.PathValue("session") }
+	f, there, err := ss.find(r, func(f found) bool { return is(f.session) })
 	if err != nil {
 		return found{}, err
 	}
@@ -105,7 +105,7 @@ func (ss *sessions) of(r *call) (found, error) {
 			return found{}, err
 		}
 		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", kernels.Shorten(r.PathValue("session")))
-		if slices.ContainsFunc(sessionsOf(list), is) {
+		if slices.ContainsFunc(list, func(k launcher.Kernel) bool { return slices.ContainsFunc(k.Sessions, is) }) {
 			return found{}, p.by(kernels.AccessCheck) // it belongs to another user
 		}
 		return found{}, p
