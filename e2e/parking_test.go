@@ -101,6 +101,41 @@ func TestE2E_Parking(t *testing.T) {
 	a.says("print(held())", "hers\n")
 	parked(second.ID, "parked")
 
+	// A kernel without CUDA gives the GPU back, and its cells do without. Its first call of CUDA waits. An interrupt ends
+	// that, and a call goes on waiting if the supervisor is killed.
+	var third model
+	g.want(201, "POST", "/api/kernels", oneGPU, &third)
+	g.state(third.ID, "idle", 40*time.Second)
+	c := g.dial(t, third.ID, "cat", true)
+	c.says("print(1)", "1\n")
+	computes = a.begin("print('computes', flush=True); time.sleep(3600)")
+	a.until(40*time.Second, "the first kernel has the GPU", func(m message) bool {
+		return strings.Contains(m.field("text"), "computes")
+	})
+	parked(third.ID, "none")
+	c.says("print(2)", "2\n")
+	parked(third.ID, "none")
+	waits = c.begin(usesCUDA + "begin(60 << 20, 'theirs')")
+	c.until(20*time.Second, "the reason of the wait", func(m message) bool {
+		return strings.Contains(string(m.Content), "This cell waits for its GPU: another kernel has it")
+	})
+	g.want(204, "POST", "/api/kernels/"+third.ID+"/interrupt", "", nil)
+	if r := c.finish(waits, 20*time.Second); !strings.Contains(string(r.reply.Content), "KeyboardInterrupt") {
+		t.Errorf("an interrupted call is answered with %s", r.reply.Content)
+	}
+	parked(third.ID, "none")
+	c.begin(usesCUDA + "begin(60 << 20, 'theirs')")
+	parked(third.ID, "waking")
+	if err := syscall.Kill(g.supervisorOf(third.ID), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	g.want(204, "POST", "/api/kernels/"+first.ID+"/interrupt", "", nil)
+	a.finish(computes, 30*time.Second)
+	parked(third.ID, "held")
+	c = g.dial(t, third.ID, "cat", true)
+	c.says("print(held())", "theirs\n")
+	g.want(204, "DELETE", "/api/kernels/"+third.ID, "", nil)
+
 	// A kernel ends while it is parked.
 	g.want(204, "DELETE", "/api/kernels/"+second.ID, "", nil)
 	g.want(204, "DELETE", "/api/kernels/"+first.ID, "", nil)

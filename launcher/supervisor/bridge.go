@@ -19,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/traffic"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
@@ -55,7 +56,7 @@ type bridge struct {
 	// called for each answered heartbeat; missed is called if the next is not answered
 	answered func(b *bridge, asked time.Time) (missed func())
 	beat     time.Duration                      // between heartbeats
-	sent     *flows                             // counts what was sent through the gates
+	sent     *traffic.Flows                     // counts what was sent through the gates
 	hb       string                             // the heartbeat's endpoint
 	first    [jupyter.IOPub + 1]jupyter.Message // the first request on shell and control
 	firstID  [jupyter.IOPub + 1]string          // its id
@@ -86,7 +87,7 @@ func (s *Supervisor) openBridge(
 	b := &bridge{
 		log: s.logger, signer: to.Signer, gates: &s.kernel.gates, deliver: s.deliver, oversized: s.deliverOversized,
 		awaitDisk: s.log.AwaitDisk,
-		unsent:    s.unsent, sent: &s.traffic.toKernel,
+		unsent:    s.unsent, sent: &s.traffic.ToKernel,
 		answered: s.heartbeatAnswered, beat: s.beat, hb: to.Endpoints[connectionfile.Heartbeat], own: s.own.session,
 		failed: make(chan error, 1), nudged: make(chan struct{}), missed: make(chan struct{}, 1),
 		quiet: make(chan struct{}),
@@ -233,7 +234,7 @@ func (b *bridge) send(ctx context.Context, c jupyter.Channel) {
 		if m.Req != nil {
 			m.Req.Sent.Store(true)
 		}
-		b.sent.add(c, m.Msg.Size()) // before sending, so that it is counted when the answer is there
+		b.sent.Add(c, m.Msg.Size()) // before sending, so that it is counted when the answer is there
 		if err := b.sockets[c].Send(m.Msg.Frames(b.signer)); err != nil {
 			if m.Req != nil {
 				b.unsent(m.Req)
@@ -271,7 +272,7 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 		return
 	}
 	s.memory.Passes(m.Size())
-	s.traffic.fromKernel.add(m.Channel, m.Size())
+	s.traffic.FromKernel.Add(m.Channel, m.Size())
 	if m.Channel != jupyter.IOPub {
 		s.deliverReplyLocked(&m, parent)
 		return

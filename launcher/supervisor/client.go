@@ -186,7 +186,7 @@ func (c *clientConn) Unanswered() {
 func (c *clientConn) LossNotice(lost messagelog.Loss) jupyter.Message {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	c.s.traffic.lost.Add(int64(lost.Total()))
+	c.s.traffic.Lost.Add(int64(lost.Total()))
 	return c.s.notices.Line(c.session.LastCell, "%s", missing(lost))
 }
 

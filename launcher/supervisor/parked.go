@@ -43,7 +43,7 @@ func (l *life) park(ctx context.Context) {
 		if p.owns() {
 			save, pause = s.parkDueLocked(false)
 		} else {
-			wake = p.wish || s.computesLocked() // CUDA makes it wait
+			wake = s.needsGPULocked() // CUDA makes it wait
 		}
 		owns := p.owns()
 		s.mu.Unlock()
@@ -125,26 +125,21 @@ func (l *life) findParked(ctx context.Context) bool {
 		case gpu.CUDALocked, gpu.CUDAUnknown, gpu.CUDAUnanswered:
 			state = api.GPUParked // it may be. The next cell restores what is saved. The GPU is not given back for it
 		case gpu.CUDAFailed:
-			l.giveUp(lostGPU)
+			l.giveUp(gpumemory.Lost)
 			return false
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.enter(state, "", s.nowLocked())
+	p.saved = state == api.GPUParked
+	p.enter(state, p.whyNone(state), s.nowLocked())
 	p.own, p.memory, p.failed, p.woken = state == api.GPUHeld, unknownMemory, 0, s.now()
 	g := s.kernel.gates[jupyter.Shell]
-	if p.wish = !p.own && g.Any(needsGPU); !p.wish {
+	if p.wish = !p.own && !p.lazy() && g.Any(needsGPU); !p.wish {
 		g.Release(gate.Parked)
 	}
 	return true
 }
-
-// Reasons of a kernel's end.
-const (
-	lostGPU   = "NVIDIA's driver could not bring its GPU memory back, and its variables there are lost"
-	silentGPU = "NVIDIA's driver does not answer whether its GPU memory is saved"
-)
 
 // save saves the GPU memory and gives the GPU back. If that is not possible the kernel keeps its GPU, and the model
 // says why. The driver is asked first, so no message waits if it cannot be done. One kernel of the machine does this at
@@ -182,7 +177,7 @@ func (l *life) save(ctx context.Context) {
 		s.mu.Unlock()
 		return // a message came, or the other kernel waits no more
 	}
-	p.own = false
+	p.own, p.saved = false, a.State != gpu.CUDANone
 	p.enter(api.GPUParking, "", s.nowLocked())
 	s.kernel.gates[jupyter.Shell].Hold(gate.Parked)
 	s.mu.Unlock()
@@ -222,7 +217,7 @@ func (l *life) awaitTaken(ctx context.Context) {
 	s, p := l.s, &l.s.parker
 	for limit := time.Now().Add(takeLimit); p.seat.Wanted() && time.Now().Before(limit); {
 		s.mu.Lock()
-		wish := p.wish
+		wish := s.needsGPULocked()
 		s.mu.Unlock()
 		if wish || goroutines.Sleep(ctx, waitLook) != nil {
 			return
@@ -257,11 +252,12 @@ func (l *life) gaveBack(state gpu.CUDAState, memory int64, took time.Duration) {
 	if state == gpu.CUDASaved {
 		to, p.memory = api.GPUParked, memory
 	}
-	p.enter(to, "", s.nowLocked())
+	p.saved = to == api.GPUParked
+	p.enter(to, p.whyNone(to), s.nowLocked())
 	for sess := range s.clients.sessions.All() {
 		s.notices.Parked.Add(sess.Number, sess.LastCell)
 	}
-	s.notices.Parked.Show(saidParked(to, memory, s.nowLocked()))
+	s.notices.Parked.Show(gpumemory.Said(to, memory, s.nowLocked()))
 	if !p.wish {
 		s.kernel.gates[jupyter.Shell].Release(gate.Parked)
 	}
@@ -272,14 +268,15 @@ func (l *life) gaveBack(state gpu.CUDAState, memory int64, took time.Duration) {
 func (l *life) wake(ctx context.Context) {
 	s, p := l.s, &l.s.parker
 	s.mu.Lock()
-	saved, memory := p.state == api.GPUParked, p.memory
+	saved, memory := p.saved, p.memory
 	p.enter(api.GPUWaking, "", s.nowLocked())
 	s.mu.Unlock()
 	began := time.Now()
 	if !l.takeGPU(ctx) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		p.enter(api.GPUNone, "", s.nowLocked())
+		s.notices.GPU.End("")
+		p.enter(api.GPUNone, p.whyNone(api.GPUNone), s.nowLocked())
 		if saved {
 			p.enter(api.GPUParked, "", s.nowLocked())
 		}
@@ -337,7 +334,7 @@ func (l *life) takeGPU(ctx context.Context) bool {
 		text := gpumemory.Waits(p.seat, before, api.ShownTime)
 		s.mu.Lock()
 		s.answerLooksLocked()
-		wanted := p.wish || s.computesLocked()
+		wanted := s.needsGPULocked()
 		if wanted && text != shown && s.now().Sub(began) >= waitShown {
 			s.showGPUWaitLocked(text)
 			shown = text
@@ -364,10 +361,10 @@ func (l *life) restore(ctx context.Context, memory int64) bool {
 		case a.State == gpu.CUDARunning, a.State == gpu.CUDANone:
 			return true
 		case a.State == gpu.CUDAFailed:
-			l.giveUp(lostGPU)
+			l.giveUp(gpumemory.Lost)
 			return false
 		case a.State == gpu.CUDAUnanswered:
-			l.giveUp(silentGPU)
+			l.giveUp(gpumemory.Silent)
 			return false
 		}
 		// It is still saved, as when the memory of the last holder is not free yet.

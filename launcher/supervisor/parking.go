@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 func (s *Supervisor) SetSeat(seat gpumemory.Seat) {
 	if p := s.cfg.GPUSamples.Park; p.Idle > 0 && !p.Never && s.cfg.GPUProgram != "" && s.cfg.GPUSamples.Every > 0 {
 		s.parker.seat = seat
+		s.starter.Called = func() { goroutines.Wake(s.parker.called) }
 		s.parker.settings = parking.Settings{Idle: p.Idle, After: p.After, IdleMemory: p.IdleMemory}
 	}
 }
@@ -33,6 +33,7 @@ type parker struct {
 	seat     gpumemory.Seat // nil: the kernel keeps its GPU until its end
 	settings parking.Settings
 	changed  chan struct{} // capacity 1: a message needs the GPU, or the kernel's use has changed
+	called   chan struct{} // capacity 1: a call of CUDA waits
 	driver   *gpumemory.Driver
 
 	// Guarded by Supervisor.mu.
@@ -45,6 +46,8 @@ type parker struct {
 	memory int64     // bytes that were saved last
 	failed uint64    // version of the use at the last attempt that failed
 	retry  time.Time // not before then
+	saved  bool      // its GPU memory is saved, or may be; means nothing while own is set
+	calls  gpumemory.Calls
 }
 
 // enter changes the state.
@@ -70,6 +73,14 @@ func (p *parker) shown(kept time.Time) api.Parked {
 	return shown
 }
 
+// lazy reports whether the kernel does without the GPU until it makes a call of CUDA: nothing of it is saved.
+func (p *parker) lazy() bool { return p.calls.Held && !p.saved }
+
+// whyNone returns the reason of a state: why the cells of a kernel that has nothing on the GPU take it nevertheless.
+func (p *parker) whyNone(state api.ParkState) string {
+	return map[api.ParkState]string{api.GPUNone: p.calls.Why}[state]
+}
+
 // waits reports whether messages wait for the GPU.
 func (p *parker) waits() bool { return p.wish && !p.owns() }
 
@@ -77,7 +88,7 @@ func (p *parker) waits() bool { return p.wish && !p.owns() }
 // kernel gets all in order.
 func (s *Supervisor) holdForGPULocked(m *jupyter.Message, h jupyter.Header) {
 	p := &s.parker
-	if p.owns() || !gpumemory.Needs(m, h.MsgType) {
+	if p.owns() || p.lazy() || !gpumemory.Needs(m, h.MsgType) {
 		return
 	}
 	p.wish = true
@@ -90,9 +101,43 @@ func (s *Supervisor) holdForGPULocked(m *jupyter.Message, h jupyter.Header) {
 // gotGPULocked lets the kernel have what waited for the GPU.
 func (s *Supervisor) gotGPULocked() {
 	s.parker.own, s.parker.wish, s.parker.woken = true, false, s.now()
+	s.passCallsLocked()
 	s.notices.GPU.End("")
 	s.notices.Parked.End("")
 	s.kernel.gates[jupyter.Shell].Release(gate.Parked)
+}
+
+// passCallsLocked lets the calls of CUDA go on that wait. The GPU is the kernel's.
+func (s *Supervisor) passCallsLocked() {
+	s.parker.calls.At = time.Time{}
+	if s.kernel.process != nil {
+		s.kernel.process.PassGPUCalls()
+	}
+}
+
+// awaitCalls hears of calls of CUDA that wait, until the process has ended. What restores GPU memory makes them too.
+func (l *life) awaitCalls(ctx context.Context) {
+	s, p := l.s, &l.s.parker
+	for {
+		select {
+		case <-p.called:
+		case <-ctx.Done():
+			return
+		}
+		s.mu.Lock()
+		if p.calls.At = s.now(); p.own {
+			p.woken = p.calls.At // it is about to use the GPU
+			s.passCallsLocked()
+		}
+		s.mu.Unlock()
+		goroutines.Wake(p.changed)
+	}
+}
+
+// needsGPULocked reports whether something waits for the GPU, or the kernel computes without it.
+func (s *Supervisor) needsGPULocked() bool {
+	p := &s.parker
+	return p.wish || p.calls.Wait(s.now()) || !p.lazy() && s.computesLocked()
 }
 
 // showGPUWaitLocked shows in the cells that wait why they wait.
@@ -136,6 +181,7 @@ func needsGPU(m *gate.Message) bool {
 // interruptWaitLocked ends the wait for the GPU: what waits is answered as cells that were interrupted. It reports
 // whether that was all: the kernel itself does nothing that could be interrupted.
 func (s *Supervisor) interruptWaitLocked() bool {
+	s.parker.calls.At = time.Time{} // the signal ends the wait of a call
 	if !s.parker.waits() {
 		return false
 	}
@@ -180,8 +226,10 @@ func (l *life) beginParking(ctx context.Context) (end func()) {
 	}
 	l.s.kernel.gates[jupyter.Shell].Hold(gate.Parked) // until it is known who has the GPU
 	ctx, cancel := context.WithCancel(ctx)
+	p.calls.Held, p.calls.Why = l.proc.HoldsGPUCalls()
 	var done sync.WaitGroup
 	done.Go(func() { l.park(ctx) })
+	done.Go(func() { l.awaitCalls(ctx) })
 	return func() {
 		cancel()
 		done.Wait()
@@ -192,14 +240,4 @@ func (l *life) beginParking(ctx context.Context) (end func()) {
 		l.s.notices.Parked.End("")
 		l.s.kernel.gates[jupyter.Shell].Release(gate.Parked)
 	}
-}
-
-// saidParked is the line under the last cell of a parked kernel.
-func saidParked(state api.ParkState, memory int64, at time.Time) string {
-	if state == api.GPUNone {
-		return fmt.Sprintf("The kernel has given its GPU back at %s: it had nothing there. A cell takes it again.",
-			api.ShownTime(at))
-	}
-	return fmt.Sprintf("The kernel has given its GPU back at %s. Its variables are kept, also the %d MiB of the GPU's "+
-		"memory. The next cell takes the GPU again.", api.ShownTime(at), memory>>20)
 }

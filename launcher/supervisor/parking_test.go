@@ -296,11 +296,28 @@ func TestParking_Debugger(t *testing.T) {
 	p.is(api.GPUHeld, "")
 }
 
-// Kernels that never used CUDA have nothing to save.
+// callsCUDA says what Process says while a call of CUDA waits.
+func (p *parkable) callsCUDA() { goroutines.Wake(p.s.parker.called) }
+
+// Kernels that never used CUDA have nothing to save. Their cells need no GPU, but calls of CUDA do. Where these cannot
+// be held, each cell takes the GPU.
 func TestParking_NoCUDA(t *testing.T) {
 	p := startParkable(t, "none")
 	p.rest()
 	p.is(api.GPUNone, "")
+	p.seat.set(func() { p.seat.taken = true })
+	p.says("print 1")
+	p.is(api.GPUNone, "")
+	p.callsCUDA()
+	p.is(api.GPUWaking, "another kernel")
+	p.seat.set(func() { p.seat.taken = false })
+	p.is(api.GPUHeld, "")
+
+	p.s.mu.Lock()
+	p.s.parker.calls = gpumemory.Calls{Why: "calls cannot be held"}
+	p.s.mu.Unlock()
+	p.rest()
+	p.is(api.GPUNone, "calls cannot be held")
 	p.says("print 1")
 	p.is(api.GPUHeld, "")
 }
@@ -371,7 +388,7 @@ func TestParking_Faults(t *testing.T) {
 	}
 }
 
-// The end of a parked kernel's process gives its next life no GPU that another kernel has. Its first cell takes it.
+// The end of a parked kernel's process gives its next life no GPU that another kernel has. Its first call of CUDA takes it.
 func TestParking_Dies(t *testing.T) {
 	p := startParkable(t, "running")
 	p.rest()
@@ -383,10 +400,10 @@ func TestParking_Dies(t *testing.T) {
 	}
 	p.until("restarted", func(s api.Status) bool { return s.Epoch > st.Epoch && s.State == api.Idle })
 	p.is(api.GPUNone, "")
-	cell := p.execute("print 1")
+	p.says("print 1")
+	p.callsCUDA()
 	p.is(api.GPUWaking, "another kernel")
 	p.seat.set(func() { p.seat.taken, p.seat.wanted = false, false })
-	p.result(cell)
 	p.is(api.GPUHeld, "")
 	if p.seat.line != 0 {
 		t.Errorf("%d wait", p.seat.line)

@@ -73,7 +73,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		KeepUntil:    s.use.Kept().KeepUntil,
 		LogBytes:     size,
 		LogLimit:     limit,
-		Counts:       s.traffic.read(),
+		Counts:       s.traffic.Read(),
 		GPU:          s.use.Held(),
 		GPUUse:       s.use.GPUs.Sum,
 		GPUs:         len(s.cfg.GPUSamples.Devices),

@@ -57,6 +57,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/traffic"
 )
 
 const (
@@ -87,7 +88,7 @@ type Supervisor struct {
 	containerReported chan struct{}    // capacity 1: the cluster has reported on the container
 	gpusSampled       chan struct{}    // capacity 1: there are new samples of GPUs
 	over              chan struct{}    // closed when the kernel has ended for good
-	traffic           traffic
+	traffic           traffic.Traffic
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
 	identity  []byte // by which the kernel's sockets know the supervisor; written with mu held
@@ -128,11 +129,11 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		containerReported: make(chan struct{}, 1), gpusSampled: make(chan struct{}, 1),
 		over: over, operations: operations{requested: make(chan *operation), over: over}, change: make(chan struct{}),
 		kernel:  newKernel(),
-		traffic: traffic{began: time.Now().UTC().Round(0)},
+		traffic: traffic.Traffic{Began: time.Now().UTC().Round(0)},
 	}
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
 		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})
-	s.parker = parker{changed: make(chan struct{}, 1), driver: gpumemory.New()}
+	s.parker = parker{changed: make(chan struct{}, 1), called: make(chan struct{}, 1), driver: gpumemory.New()}
 	if cfg.Secret.Identity != "" {
 		s.identity = []byte(cfg.Secret.Identity)
 	}
@@ -140,7 +141,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: starter.PlaceOf(&s.cfg),
 			Measured: func() { goroutines.Wake(s.culling.changed) },
-			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.driver.Answered, Log: s.logger})
+			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.driver.Answered,
+			Called: func() { goroutines.Wake(s.parker.called) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}

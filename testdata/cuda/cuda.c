@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -123,6 +124,14 @@ static long take(long bytes)
 	return bytes <= left ? left : -1;
 }
 
+// uvm makes an ioctl of the driver's, where ekg may hold it. It has no effect. It fails if a signal ends the hold.
+static int uvm(unsigned request)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC), failed = ioctl(null, request, 0) && errno != ENOTTY;
+	close(null);
+	return failed ? UNKNOWN : SUCCESS;
+}
+
 // moves is the thread that saves and restores.
 static void *moves(void *nothing)
 {
@@ -134,6 +143,8 @@ static void *moves(void *nothing)
 		if (wish == SAVE) {
 			own->state = CHECKPOINTED;
 		} else {
+			if (uvm(37) || uvm(25))
+				abort();
 			unsigned long bytes = own->bytes; // they do not count while they are saved
 			own->bytes = 0;
 			own->state = LOCKED;
@@ -171,7 +182,11 @@ static int end(int code)
 #define CALL(...) { int code = begin(__func__); if (!own) return code; if (code) return end(code); \
 		__VA_ARGS__; return end(SUCCESS); }
 
-int cuInit(unsigned flags) { return fault("cuInit"); }
+int cuInit(unsigned flags)
+{
+	int code = uvm(0x30000001); // UVM_INITIALIZE
+	return code ? code : fault("cuInit");
+}
 int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
 int cuDeviceGetCount(int *n) { *n = 1; return SUCCESS; }
 int cuDeviceGet(int *device, int i) { *device = 0; return i ? INVALID_VALUE : SUCCESS; }
@@ -183,6 +198,8 @@ int cuGetErrorString(int code, const char **text)
 
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
+	if (uvm(37) || uvm(25)) // UVM_REGISTER_GPU, UVM_REGISTER_GPU_VASPACE
+		return UNKNOWN;
 	pthread_mutex_lock(&starting);
 	if (!own && (own = of(getpid(), O_CREAT | O_TRUNC))) {
 		pthread_t thread;

@@ -50,8 +50,8 @@ func Hold() (*Calls, error) {
 	return &Calls{listener: listener, closing: closing}, nil
 }
 
-// Serve receives the calls until End. It calls asks for each call, and again every Repeat while one waits. asks may call
-// Pass, and must not wait. The error says why no call is received any more.
+// Serve receives the calls until End. It calls asks for each call, and again every Repeat while one waits. asks may
+// call Pass, and must not wait. The error says why no call is received any more.
 func (c *Calls) Serve(asks func()) error {
 	for {
 		timeout := -1

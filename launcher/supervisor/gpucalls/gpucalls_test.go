@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// caller makes the test's program one that makes ioctls. It reads lines: a request, and how often it is made. It answers
-// with the error of the last one and the time of all.
+// caller makes the test's program one that makes ioctls. It reads lines: a request, and how often it is made. It
+// answers with the error of the last one and the time of all.
 const caller = "EKG_TEST_GPU_CALLS"
 
 func TestMain(m *testing.M) {

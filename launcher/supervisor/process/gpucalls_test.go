@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// callsCUDA makes the first call of CUDA three times: it is interrupted, it is passed, and a process of its own makes it.
+// callsCUDA makes the first call of CUDA three times: one is interrupted, one is passed, and a child makes one.
 const callsCUDA = `
 import errno, fcntl, os, sys
 def call():

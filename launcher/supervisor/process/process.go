@@ -4,8 +4,8 @@
 // Begin with Start and Process; program.go explains why a program cannot be started, and exit.go how one ended.
 //
 // Goroutines: each Process has one that starts the program and waits for its end, and one for each of stdout and
-// stderr. One may serve the calls of CUDA that wait. They end soon after the process, and so does one that kills what the kernel left running. A measurement of
-// GPUs has one of its own.
+// stderr. One may serve the calls of CUDA that wait. They end soon after the process, and so does one that kills what
+// the kernel left running. A measurement of GPUs has one of its own.
 package process
 
 import (

@@ -1,0 +1,24 @@
+package gpumemory
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Said is the line under the last cell of a parked kernel.
+func Said(state api.ParkState, memory int64, at time.Time) string {
+	if state == api.GPUNone {
+		return fmt.Sprintf("The kernel has given its GPU back at %s: it had nothing there. A cell takes it again.",
+			api.ShownTime(at))
+	}
+	return fmt.Sprintf("The kernel has given its GPU back at %s. Its variables are kept, also the %d MiB of the GPU's "+
+		"memory. The next cell takes the GPU again.", api.ShownTime(at), memory>>20)
+}
+
+// Lost and Silent are reasons of a kernel's end.
+const (
+	Lost   = "NVIDIA's driver could not bring its GPU memory back, and its variables there are lost"
+	Silent = "NVIDIA's driver does not answer whether its GPU memory is saved"
+)
