@@ -72,7 +72,7 @@ func (g *gateway) runNotebook(id string, r *notebook.Run, cursor string) (notebo
 }
 
 // TestE2E_NotebookPapermill: `ekg run` writes what papermill, which is nbclient, writes in the same environment: field
-// by field, and cell by cell.
+// by field, and cell by cell. A page that is opened after the same run has the same outputs.
 func TestE2E_NotebookPapermill(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -100,7 +100,11 @@ func TestE2E_NotebookPapermill(t *testing.T) {
 	script := filepath.Join(g.in.repository, "e2e/testdata/python/notebooks.py")
 	var both sync.WaitGroup
 	both.Go(func() {
-		g.script(10*time.Minute, []string{"JUPYTER_PATH=" + filepath.Join(g.in.dir, "share/jupyter")},
+		env := []string{
+			"JUPYTER_PATH=" + filepath.Join(g.in.dir, "share/jupyter"),
+			"PYTHONPATH=" + filepath.Join(g.in.repository, "python/jupyter-ekg"),
+		}
+		g.script(10*time.Minute, env,
 			filepath.Join(g.in.dir, "lab/bin/python"), script, "run", g.dir)
 	})
 	paths, err := filepath.Glob(filepath.Join(g.dir, "in", "*.ipynb"))
@@ -119,7 +123,8 @@ func TestE2E_NotebookPapermill(t *testing.T) {
 		}
 	}
 	both.Wait()
-	g.script(time.Minute, nil, filepath.Join(g.in.dir, "lab/bin/python"), script, "compare", g.dir)
+	g.script(time.Minute, []string{"PYTHONPATH=" + filepath.Join(g.in.repository, "python/jupyter-ekg")},
+		filepath.Join(g.in.dir, "lab/bin/python"), script, "compare", g.dir)
 }
 
 func copyFile(t *testing.T, from, to string) {

@@ -1,12 +1,14 @@
 """Runs notebooks with papermill, and compares them with those that `ekg run` has written.
 
-notebooks.py run DIR      reads DIR/in/*.ipynb, and DIR/parameters/*.yaml, and writes DIR/papermill
+notebooks.py run DIR      reads DIR/in/*.ipynb, and DIR/parameters/*.yaml, and writes DIR/papermill. PASS or FAIL for each:
+                          a page that is opened later shows what nbclient has made of the same messages
 notebooks.py compare DIR  compares DIR/papermill with DIR/ekg: PASS or FAIL for each
 
 Times, ids, versions and addresses in memory differ in each run. papermill writes one output for each piece of text;
 the comparison joins them, as every front end does. It also upgrades the format, as papermill does.
 """
 
+import base64
 import json
 import logging
 import os
@@ -16,19 +18,76 @@ from pathlib import Path
 
 import nbformat
 import papermill
+from jupyter_ekg.outputs import Log, overwritten
+from nbclient.output_widget import OutputWidget
+from papermill.clientwrap import PapermillNotebookClient
 from papermill.iorw import read_yaml_file
 
 os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
 logging.disable(logging.WARNING)
 
 
+class Recorder:
+    """Keeps the messages that nbclient reads, as lines of a kernel's log, and the cells that it makes of them."""
+
+    def __init__(self):
+        self.clear()
+        read = PapermillNotebookClient.process_message
+
+        def process_message(client, msg, cell, cell_index):
+            line = {name: msg[name] for name in ("header", "parent_header", "content")}
+            line = json.loads(json.dumps(line, default=str))
+            buffers = [base64.b64encode(buffer).decode() for buffer in msg.get("buffers") or ()]
+            self.cells[str(cell_index)] = cell
+            more = {"number": len(self.lines) + 1, "channel": "iopub", "cell": str(cell_index), "buffers": buffers}
+            self.lines.append({**line, **more})
+            return read(client, msg, cell, cell_index)
+
+        PapermillNotebookClient.process_message = process_message
+        tell = OutputWidget.sync_state
+
+        def sync_state(widget):
+            """Tells the kernel what the widget has. The kernel tells all its clients, in no cell."""
+            data = json.loads(json.dumps({"method": "echo_update", "state": {"outputs": widget.outputs}}))
+            line = {"number": len(self.lines) + 1, "channel": "iopub", "header": {"msg_type": "comm_msg"}}
+            self.lines.append({**line, "parent_header": {}, "content": {"comm_id": widget.comm_id, "data": data}})
+            tell(widget)
+
+        OutputWidget.sync_state = sync_state
+
+    def clear(self):
+        self.lines, self.cells = [], {}
+
+    def compare(self, name):
+        """Says whether the server's route for a page, which reads the log, has the outputs of the cells."""
+        log = Log()
+        for line in self.lines:
+            log.feed(line)
+        found = None
+        for place, cell in self.cells.items():
+            count = cell.get("execution_count")
+            run = log.cells[place].model() if place in log.cells else {"outputs": [], "count": None}
+            page = {"outputs": run["outputs"], "count": run["count"]}
+            live = {"outputs": json.loads(json.dumps(cell.outputs)), "count": count}
+            for side in page, live:
+                side["outputs"] = joined(side["outputs"])
+                for output in side["outputs"]:
+                    output.pop("transient", None)
+                    if "text" in output:
+                        output["text"] = overwritten(output["text"])
+            found = found or difference(page, live, f"cell {place}", "the page")
+        print(f"FAIL {name}, opened later: {found}".replace("\n", " ") if found else f"PASS {name}, opened later")
+
+
 def run(folder):
+    recorder = Recorder()
     out = folder / "papermill"
     out.mkdir()
 
     for path in sorted((folder / "in").iterdir()):
         given = folder / "parameters" / (path.name + ".yaml")
         for left in 2, 1, 0:  # another process may take a port of papermill's kernel, which then never answers
+            recorder.clear()
             try:
                 papermill.execute_notebook(
                     str(path),
@@ -46,6 +105,7 @@ def run(folder):
                 if not left:
                     raise
                 continue
+            recorder.compare(path.name)
             break
     print("PASS papermill ran the notebooks")
 
@@ -108,17 +168,17 @@ def comparable(path):
     return strings(notebook)
 
 
-def difference(ours, theirs, where=""):
+def difference(ours, theirs, where="", us="ekg"):
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in sorted(ours.keys() | theirs.keys()):
             if key not in ours or key not in theirs:
-                return f"{where}.{key} is only in {'ekg' if key in ours else 'papermill'}'s"
-            if found := difference(ours[key], theirs[key], f"{where}.{key}"):
+                return f"{where}.{key} is only in {us if key in ours else 'papermill'}'s"
+            if found := difference(ours[key], theirs[key], f"{where}.{key}", us):
                 return found
         return None
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         for i, pair in enumerate(zip(ours, theirs)):
-            if found := difference(*pair, f"{where}[{i}]"):
+            if found := difference(*pair, f"{where}[{i}]", us):
                 return found
         return None
     return None if ours == theirs or repr(ours) == repr(theirs) else f"{where}: {ours!r} is not {theirs!r}"

@@ -17,6 +17,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete
 from nbclient.output_widget import OutputWidget
 
+from .samerun import could_have
+
 # The text that replaces messages that the log has dropped.
 _LOST = "[ekg] {} messages of output are missing here\n"
 
@@ -161,6 +163,7 @@ class Execution:
         self.counts: list[int] = []  # of the runs of this cell and source in this kernel's session, up to this run
         self.begins: list[float] = []  # when these began, by the kernel's clock, as far as it says that
         self.kernel_session = ""
+        self.rewritten = False  # its outputs may have been others at some time: the outputs of a file prove nothing
         self.running = True
         self.followed = False  # it ran when the log was read first
         self.lost = 0  # dropped messages, of this or of simultaneous executions
@@ -197,6 +200,8 @@ class Execution:
             "code": self.code,
             "count": self.count,
             "counts": self.counts,
+            "begins": self.begins,
+            "rewritten": self.rewritten,
             "running": self.running,
             "lost": self.lost,
             "beginning_lost": self.beginning_lost,
@@ -224,6 +229,7 @@ class Execution:
     def read(self, msg: dict[str, Any]) -> None:
         """Applies a message on iopub whose parent is the cell's request."""
         msg = {"parent_header": {"msg_id": self.msg_id}, **msg}
+        self.rewritten = self.rewritten or self._rewrites(msg["msg_type"], msg["content"])
         self._reader.clear_before_next_output = self._clear
         try:
             self._reader.process_message(msg, self._node, 0)
@@ -233,16 +239,27 @@ class Execution:
             pass
         self._clear = self._reader.clear_before_next_output
 
-    def reason_to_keep(self, source: str, count: int | None, empty: bool, began: float | None = None) -> str:
+    def _rewrites(self, kind: Any, content: dict[str, Any]) -> bool:
+        """Reports whether a message replaces outputs, lets later ones replace it, or is a widget's."""
+        if kind not in _OUTPUTS:
+            return kind == "clear_output"
+        text = str(content.get("text", ""))
+        taken = bool(self._reader.output_hook_stack.get(self.msg_id))
+        return taken or bool(content.get("transient")) or "\r" in text or "\b" in text
+
+    def reason_to_keep(
+        self, source: str, count: int | None, saved: list[dict[str, Any]], began: float | None = None
+    ) -> str:
         """Returns why a cell of a notebook keeps its own outputs, or "" if this execution can replace them.
 
         It can if it is the cell's run, or a later one in the kernel's same session, and the log has it without a gap.
         A run that goes on is later than a file's. A cell without a number was saved while it ran, or was cleared. began
-        is when the file's run began, if the file says that. Else runs of two sessions are told apart by their numbers.
+        is when the file's run began, if the file says that. Else runs of two sessions are told apart by their numbers,
+        and by the saved outputs: this run must have had them.
         """
         if self.code is not None and source != self.code:
             return "its source was changed since it ran"
-        if empty and count is None:
+        if not saved and count is None:
             return ""
         if self.lost or self.beginning_lost:
             return f"{self.lost} of its messages are lost{LOST_BEGINNING * self.beginning_lost}"
@@ -254,6 +271,9 @@ class Execution:
                 return f"the log has no run of it that began at {at} UTC"
         elif count is not None and count not in self.counts:
             return f"the log has no run [{count}] of it, but only [{self.count or ' '}]"
+        elif self.counts == [self.count] or count == self.count:
+            if not self.rewritten and not could_have(self._node.outputs, saved):
+                return f"the log's run [{self.count or ' '}] had other outputs"
         return ""
 
 

@@ -282,7 +282,7 @@ def apply(notebook: Notebook, log: Log) -> list[str]:
             continue
         place, cell = found
         remarks = []
-        present = notebook.source(cell), cell.get("execution_count"), not cell.get("outputs"), notebook.began(cell)
+        present = notebook.source(cell), cell.get("execution_count"), cell.get("outputs") or [], notebook.began(cell)
         if why := execution.reason_to_keep(*present):
             remarks.append(f"is kept as it is in the file: {why}")
         elif notebook.restore(cell, execution, widgets if log.is_whole(execution) else {}):

@@ -1,5 +1,11 @@
+import type * as nbformat from '@jupyterlab/nbformat';
+
 import type { LoggedOutput } from './outputs';
 import { request } from './request';
+import { couldHave } from './samerun';
+
+/** The longest time between what two clients note of the beginning of one run, in s. */
+const SAME = 1;
 
 /** The newest execution of one cell in the kernel's log, in the JSON of the server's `outputs` route. */
 export interface IExecution {
@@ -13,6 +19,13 @@ export interface IExecution {
   count: number | null;
   /** The counts of this and of earlier runs of the source in the kernel's session. An older server has none. */
   counts?: number[] | undefined;
+  /** When these runs began, in s since 1970, as far as the kernel says that. An older server has none. */
+  begins?: number[] | undefined;
+  /**
+   * Whether the outputs may have been others at some time, or were left out. Then the outputs of a cell prove nothing.
+   * An older server does not say it.
+   */
+  rewritten?: boolean | undefined;
   running: boolean;
   /** How many messages of the execution the log has lost. */
   lost: number;
@@ -45,25 +58,47 @@ export async function fetchExecutions(kernelId: string, summary = false): Promis
 
 /**
  * Why a cell keeps its outputs; undefined if the execution can replace them. It can if it is the cell's run, or a later
- * one in the kernel's same session, and the log has it without a gap. A run that goes on is later than a file's.
+ * one in the kernel's same session, and the log has it without a gap. A run that goes on is later than a file's. `began`
+ * is when the cell's run began, in s, if the cell says that. Else the runs of two sessions are told apart by their
+ * numbers, and by the cell's outputs: the execution must have had them.
  */
 export function reasonToKeep(
-  { code, count, counts = count === null ? [] : [count], lost, beginning_lost, running }: IExecution,
+  execution: IExecution,
   source: string,
   present: number | null,
-  empty: boolean
+  saved: readonly nbformat.IOutput[],
+  began?: number
 ): string | undefined {
+  const { code, count, counts = count === null ? [] : [count], begins = [], lost, beginning_lost } = execution;
   if (code !== null && source !== code) {
     return 'its source was changed since it ran';
   }
-  if (empty && present === null) {
+  if (saved.length === 0 && present === null) {
     return undefined;
   }
   if (lost > 0 || beginning_lost) {
     return 'the log has lost a part of its output';
   }
-  if (present !== null && !running && !counts.includes(present)) {
+  if (execution.running) {
+    return undefined;
+  }
+  if (began !== undefined && begins.length > 0) {
+    const at = new Date(began * 1000).toISOString();
+    return begins.some(begin => Math.abs(began - begin) <= SAME) ? undefined : `the log has no run of it that began at ${at}`;
+  }
+  if (present !== null && !counts.includes(present)) {
     return `the log has no run [${present}] of it, but only [${count ?? ' '}]`;
   }
+  const newest = present === count || (counts.length === 1 && counts[0] === count);
+  if (newest && execution.rewritten === false && !couldHave(execution.outputs, saved)) {
+    return `the log's run [${count ?? ' '}] had other outputs`;
+  }
   return undefined;
+}
+
+/** When the run of a cell's outputs began, in s since 1970, if its metadata says that: JupyterLab with `recordTiming`. */
+export function beginOf(metadata: Partial<nbformat.ICodeCellMetadata> | undefined): number | undefined {
+  const timing = metadata?.['execution'] as Record<string, unknown> | null | undefined;
+  const began = Date.parse(String(timing?.['iopub.execute_input'])) / 1000;
+  return Number.isNaN(began) ? undefined : began;
 }

@@ -72,7 +72,8 @@ function joinLines(text: unknown): unknown {
   return Array.isArray(text) ? text.join('') : text;
 }
 
-function sortKeys(value: unknown): unknown {
+/** Returns the value with the keys of its objects sorted. */
+export function sortKeys(value: unknown): unknown {
   if (Array.isArray(value)) {
     return value.map(sortKeys);
   }

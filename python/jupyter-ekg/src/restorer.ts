@@ -6,7 +6,7 @@ import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { ISignal } from '@lumino/signaling';
 
 import { hideDuplicates } from './duplicates';
-import { type Executions, type IExecution, reasonToKeep } from './log';
+import { type Executions, type IExecution, beginOf, reasonToKeep } from './log';
 import { canonical, withoutTransient } from './outputs';
 import { Prompts } from './prompts';
 import { Problem } from './request';
@@ -168,7 +168,7 @@ export class Restorer {
         continue;
       }
       const source = cell.sharedModel.getSource();
-      const why = reasonToKeep(execution, source, cell.executionCount, cell.outputs.length === 0);
+      const why = reasonToKeep(execution, source, cell.executionCount, cell.outputs.toJSON(), beginOf(cell.sharedModel.getMetadata()));
       if (why) {
         if (differs(cell, execution)) {
           restored.kept.push(`cell ${i + 1}: ${why}`);

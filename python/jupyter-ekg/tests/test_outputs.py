@@ -248,7 +248,7 @@ def test_the_file_gets_the_widgets_that_its_cells_show(notebook):  # noqa: F811
     say.begin("a")
     widget.open("a")
     widget.show("a")
-    say.print("a", "the result of an hour\n")
+    say.print("a", "0\n1\nthe result of an hour\n")
     say.end("a")
     assert restored(notebook, say) == ["cell 2 [1]: 2 outputs restored"]
     assert restored(notebook, say) == ["cell 2 [1]: has all its output already"]

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 from conftest import LIMIT
@@ -16,6 +17,7 @@ from supervisor import KERNEL, Supervisor
 from jupyter_ekg import cli, gateway, outputs
 from jupyter_ekg.notebook import Notebook, NotebookError
 from jupyter_ekg.outputs import Log
+from jupyter_ekg.samerun import could_have
 from jupyter_ekg.restore import GatewaySource, RestoreError, apply, restore
 
 
@@ -287,10 +289,48 @@ def test_runs_of_two_sessions_with_one_number(notebook, noted, why):
     say.begin("a0", date="2026-01-02T03:00:00.000000Z")
     say.end("a0")
     say.begin("a", count=1, date="2026-01-02T03:04:05.000001Z")
-    say.print("a", "the whole run\n")
+    say.print("a", "0\n1\nthe whole run\n")
     say.end("a")
     [said] = restored(notebook, say)
     assert said == f"cell 2 [1]: " + (f"is kept as it is in the file: {why}" if why else "1 output restored")
+
+
+@pytest.mark.parametrize(("name", "run", "saved", "could"), json.loads((Path(__file__).parents[1] / "src/__tests__/samerun.json").read_text()))
+def test_outputs_that_a_run_could_have_had(name, run, saved, could):
+    """The page has the same rule, and the same cases."""
+
+    def output(kind, value):
+        if kind == "data":
+            return {"output_type": "display_data", "data": value, "metadata": {}}
+        if kind == "error":
+            return {"output_type": "error", "ename": "E", "evalue": value, "traceback": []}
+        return {"output_type": "stream", "name": kind, "text": value}
+
+    assert could_have([output(*o) for o in run], [output(*o) for o in saved]) is could, name
+
+
+@pytest.mark.parametrize("count", [1, None])
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (lambda say: say.print("a", "3\n"), True),
+        (lambda say: say.print("a", "1\n2\n"), False),
+        (lambda say: (say.print("a", "1\n2\n"), say("a", "clear_output", {}), say.print("a", "3\n")), False),
+        (lambda say: say.print("a", "1\n2\r3\n"), False),
+    ],
+)
+def test_a_run_of_another_session_with_the_same_number(notebook, count, lines, kept):
+    """The file's outputs are not those of the log's run. Where that run replaced outputs, the numbers decide."""
+    content = json.loads(notebook.read_text())
+    content["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["1\n"]}]
+    content["cells"][1]["execution_count"] = count
+    notebook.write_text(json.dumps(content))
+    say = Lines()
+    say.begin("a", count=1)
+    lines(say)
+    say.end("a")
+    [said] = restored(notebook, say)
+    assert (": is kept as it is in the file: the log's run [1] had other outputs" in said) is kept
 
 
 def test_a_cell_without_a_number_was_running_when_it_was_saved(notebook):
@@ -378,7 +418,7 @@ def test_kernels_of_other_users_are_skipped(notebook, by, ownership):
     """Their runs end in no file of this user, unless the kernel is named. A line says which were skipped."""
     say, said = Lines(), []
     say.begin("a")
-    say.print("a", "of bob\n")
+    say.print("a", "0\n1\nof bob\n")
     say.end("a")
     before = notebook.read_bytes()
 

@@ -84,7 +84,8 @@ export class FakeCell {
   executionState = 'idle';
   trusted = false;
   isDisposed = false;
-  readonly sharedModel = { getSource: () => this.source };
+  metadata: Record<string, unknown> = {};
+  readonly sharedModel = { getSource: () => this.source, getMetadata: () => this.metadata };
 
   /** The text of all streams. */
   get text(): string {

@@ -94,6 +94,24 @@ test('what an Output widget took is shown with the cell when it has ended, as no
   assert.equal(log.readings.length, 2);
 });
 
+const other = [{ output_type: 'stream', name: 'stdout', text: 'other\n' }];
+for (const [name, metadata, more, why] of [
+  ['had other outputs', {}, {}, "the log's run [7] had other outputs"],
+  ['may have had them', {}, { rewritten: true }, ''],
+  ['began when the cell says', { 'iopub.execute_input': '2026-01-02T03:04:05.4Z' }, {}, ''],
+  ['began later', { 'iopub.execute_input': '2026-01-01T00:00:00Z' }, {}, 'the log has no run of it that began at 2026-01-01T00:00:00.000Z']
+] as const) {
+  test(`run [7] of another session is told from the log's, which ${name}`, async () => {
+    const cell = new FakeCell('c1', 'one', other, 7);
+    cell.metadata = { execution: metadata };
+    const begins = [Date.parse('2026-01-02T03:04:05Z') / 1000];
+    const { restorer } = opened([cell], { c1: execution('one', 'new, longer\n', { begins, rewritten: false, ...more }) });
+    await settled();
+    assert.deepEqual((await restorer.restore(true)).kept, why ? [`cell 1: ${why}`] : []);
+    assert.equal(cell.text, why ? 'other\n' : 'new, longer\n');
+  });
+}
+
 test('more output of the same execution than the log has is kept', async () => {
   const cell = new FakeCell('c1', 'one', [{ output_type: 'stream', name: 'stdout', text: 'a\nb\n' }], 7);
   opened([cell], { c1: execution('one', 'a\n') });

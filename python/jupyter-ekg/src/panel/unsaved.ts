@@ -1,6 +1,6 @@
 import type * as nbformat from '@jupyterlab/nbformat';
 
-import { type Executions, reasonToKeep } from '../log';
+import { beginOf, type Executions, reasonToKeep } from '../log';
 import type { IKernelModel } from './kernels';
 import type { IRow } from './rows';
 
@@ -110,6 +110,6 @@ export function countCells(notebook: nbformat.INotebookContent, executions: Exec
     }
     const source = Array.isArray(cell.source) ? cell.source.join('') : cell.source;
     const { execution_count: count, outputs } = cell as nbformat.ICodeCell;
-    return count !== execution.count && !reasonToKeep(execution, source, count, outputs.length === 0);
+    return count !== execution.count && !reasonToKeep(execution, source, count, outputs, beginOf(cell.metadata));
   }).length;
 }
