@@ -9,7 +9,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 )
 
@@ -61,7 +60,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 		return "DuplicateID", "another user's request with this msg_id is not finished"
 	case h.MsgType == "shutdown_request" && c.guest:
 		return "Forbidden", "only the kernel's owner may shut it down; you may restart it"
-	case h.MsgType == "debug_request" && !s.parker.owns() && gpumemory.Needs(m, h.MsgType): // CUDA may block control
+	case h.MsgType == "debug_request" && s.parker.lacks(m, h.MsgType): // a call of CUDA would block control
 		return "Parked", "the kernel has given its GPU back: run a cell, which takes it again, and look then"
 	}
 	return "", ""

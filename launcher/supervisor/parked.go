@@ -132,7 +132,7 @@ func (l *life) findParked(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.saved = state == api.GPUParked
-	p.enter(state, p.whyNone(state), s.nowLocked())
+	p.enter(state, "", s.nowLocked())
 	p.own, p.memory, p.failed, p.woken = state == api.GPUHeld, unknownMemory, 0, s.now()
 	g := s.kernel.gates[jupyter.Shell]
 	if p.wish = !p.own && !p.lazy() && g.Any(needsGPU); !p.wish {
@@ -253,7 +253,7 @@ func (l *life) gaveBack(state gpu.CUDAState, memory int64, took time.Duration) {
 		to, p.memory = api.GPUParked, memory
 	}
 	p.saved = to == api.GPUParked
-	p.enter(to, p.whyNone(to), s.nowLocked())
+	p.enter(to, "", s.nowLocked())
 	for sess := range s.clients.sessions.All() {
 		s.notices.Parked.Add(sess.Number, sess.LastCell)
 	}
@@ -276,7 +276,7 @@ func (l *life) wake(ctx context.Context) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.notices.GPU.End("")
-		p.enter(api.GPUNone, p.whyNone(api.GPUNone), s.nowLocked())
+		p.enter(api.GPUNone, "", s.nowLocked())
 		if saved {
 			p.enter(api.GPUParked, "", s.nowLocked())
 		}

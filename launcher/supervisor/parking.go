@@ -50,10 +50,13 @@ type parker struct {
 	calls  gpumemory.Calls
 }
 
-// enter changes the state.
+// enter changes the state. The reason of GPUNone is why cells take the GPU though they may not use it.
 func (p *parker) enter(state api.ParkState, reason string, now time.Time) {
 	if p.state != state {
 		p.since = now
+	}
+	if state == api.GPUNone {
+		reason = p.calls.Why
 	}
 	p.state, p.reason = state, reason
 }
@@ -66,19 +69,16 @@ func (p *parker) shown(kept time.Time) api.Parked {
 	if p.state == "" {
 		return api.Parked{}
 	}
-	shown := api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason}
-	if !kept.IsZero() {
-		shown.KeepGPUUntil = api.Timestamp(kept)
-	}
-	return shown
+	return api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason,
+		KeepGPUUntil: api.OptionalTimestamp(kept)}
 }
 
 // lazy reports whether the kernel does without the GPU until it makes a call of CUDA: nothing of it is saved.
 func (p *parker) lazy() bool { return p.calls.Held && !p.saved }
 
-// whyNone returns the reason of a state: why the cells of a kernel that has nothing on the GPU take it nevertheless.
-func (p *parker) whyNone(state api.ParkState) string {
-	return map[api.ParkState]string{api.GPUNone: p.calls.Why}[state]
+// lacks reports whether a message needs the GPU, and the kernel has to get it first.
+func (p *parker) lacks(m *jupyter.Message, t string) bool {
+	return !p.owns() && !p.lazy() && gpumemory.Needs(m, t)
 }
 
 // waits reports whether messages wait for the GPU.
@@ -88,7 +88,7 @@ func (p *parker) waits() bool { return p.wish && !p.owns() }
 // kernel gets all in order.
 func (s *Supervisor) holdForGPULocked(m *jupyter.Message, h jupyter.Header) {
 	p := &s.parker
-	if p.owns() || p.lazy() || !gpumemory.Needs(m, h.MsgType) {
+	if !p.lacks(m, h.MsgType) {
 		return
 	}
 	p.wish = true

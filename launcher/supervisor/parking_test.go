@@ -307,6 +307,10 @@ func TestParking_NoCUDA(t *testing.T) {
 	p.is(api.GPUNone, "")
 	p.seat.set(func() { p.seat.taken = true })
 	p.says("print 1")
+	asks := p.send(jupyter.Control, "debug_request", map[string]any{"type": "request", "command": "evaluate"})
+	if r, _ := find(p.result(asks), "debug_reply", asks); strings.Contains(string(r.Content), "its GPU") {
+		t.Errorf("the debugger is refused: %s", r.Content)
+	}
 	p.is(api.GPUNone, "")
 	p.callsCUDA()
 	p.is(api.GPUWaking, "another kernel")
@@ -388,7 +392,8 @@ func TestParking_Faults(t *testing.T) {
 	}
 }
 
-// The end of a parked kernel's process gives its next life no GPU that another kernel has. Its first call of CUDA takes it.
+// The end of a parked kernel's process gives its next life no GPU that another kernel has. Its first call of CUDA
+// takes it.
 func TestParking_Dies(t *testing.T) {
 	p := startParkable(t, "running")
 	p.rest()

@@ -43,12 +43,8 @@ func (s *Supervisor) Model() api.Model {
 	}
 	m.LastDeath, m.Parked = s.kernel.death.Death, s.parker.shown(s.use.Kept().KeepGPUUntil)
 	m.GPU, m.Memory = s.use.Held(), s.kernel.memory().Bytes
-	if at := s.use.Plan(s.clients.sessions.Active() > 0).At; !at.IsZero() {
-		m.CullAt = at.UTC().Format(api.TimeFormat)
-	}
-	if until := s.use.Kept().KeepUntil; !until.IsZero() {
-		m.KeepUntil = until.Format(api.TimeFormat)
-	}
+	m.CullAt = api.OptionalTimestamp(s.use.Plan(s.clients.sessions.Active() > 0).At)
+	m.KeepUntil = api.OptionalTimestamp(s.use.Kept().KeepUntil)
 	return m
 }
 

@@ -59,3 +59,11 @@ const TimeFormat = "2006-01-02T15:04:05.000000Z"
 
 // Timestamp writes a time as TimeFormat.
 func Timestamp(t time.Time) string { return t.UTC().Format(TimeFormat) }
+
+// OptionalTimestamp writes a time as Timestamp does, and the zero time as "".
+func OptionalTimestamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return Timestamp(t)
+}
