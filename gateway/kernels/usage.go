@@ -109,7 +109,7 @@ func usageSince(text string, now time.Time) (time.Time, error) {
 }
 
 // usageRow returns a kernel's usage between two times, and false if it had ended before or had not begun. What its GPUs
-// did is known for its whole life, so the part of it is proportional.
+// did, and for how long it was parked, is known for its whole life, so the part of it is proportional.
 func usageRow(u launcher.KernelUsage, since, until time.Time) (gpus.UsageRow, bool) {
 	end := usageEnd(&u, until)
 	row := gpus.UsageRow{Name: u.ID, Kernels: 1, Owner: u.Owner, Spec: u.SpecName, Flavor: u.Flavor, GPUs: u.GPUs.Float(),
@@ -130,8 +130,9 @@ func usageRow(u launcher.KernelUsage, since, until time.Time) (gpus.UsageRow, bo
 		return row, false
 	}
 	part := u.GPUs.Float() * float64(held) / float64(whole)
-	row.Held = gpus.Seconds(u.GPUs.Float() * held.Seconds())
-	row.Measured = gpus.Seconds(part * min(u.GPUUse.Measured, whole).Seconds())
-	row.Busy = gpus.Seconds(part * max(0, min(u.GPUUse.Busy, u.GPUUse.Measured, whole)).Seconds())
+	had := whole - min(max(0, u.GPUUse.Parked), whole)
+	row.Held = gpus.Seconds(part * had.Seconds())
+	row.Measured = gpus.Seconds(part * min(u.GPUUse.Measured, had).Seconds())
+	row.Busy = gpus.Seconds(part * max(0, min(u.GPUUse.Busy, u.GPUUse.Measured, had)).Seconds())
 	return row, true
 }

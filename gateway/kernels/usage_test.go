@@ -25,6 +25,8 @@ func TestUsageRow(t *testing.T) {
 		return u
 	}
 	const h = time.Hour
+	parked := used(10, 14, 4*h, h)
+	parked.GPUUse.Parked = 3 * h
 	for _, tt := range []struct {
 		name                 string
 		kernel               launcher.KernelUsage
@@ -37,6 +39,7 @@ func TestUsageRow(t *testing.T) {
 		{"not measured", used(13, 15, 0, 0), 4 * h, 0, 0},
 		{"more than possible", used(13, 15, 9*h, 12*h), 4 * h, 4 * h, 4 * h},
 		{"busy, though not measured", used(13, 15, 0, h), 4 * h, 0, 0},
+		{"parked for three of four hours", parked, h, h, h},
 		{"ended before", used(8, 12, h, h), 0, 0, 0},
 		{"not begun", used(18, 24, h, h), 0, 0, 0},
 	} {

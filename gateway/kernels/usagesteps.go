@@ -138,7 +138,8 @@ func (s *UsageSeries) addKernel(u *launcher.KernelUsage, step time.Duration, sin
 		return
 	}
 	gpus := u.GPUs.Float()
-	busy := gpus * min(1, max(0, min(u.GPUUse.Busy, u.GPUUse.Measured)).Seconds()/whole.Seconds())
+	had := 1 - min(1, max(0, u.GPUUse.Parked.Seconds()/whole.Seconds()))
+	busy := gpus * min(had, max(0, min(u.GPUUse.Busy, u.GPUUse.Measured)).Seconds()/whole.Seconds())
 	first := max(0, int(u.Started.Sub(since)/step))
 	for i := first; i < len(s.Lived); i++ {
 		from := since.Add(time.Duration(i) * step)
@@ -148,7 +149,7 @@ func (s *UsageSeries) addKernel(u *launcher.KernelUsage, step time.Duration, sin
 			break // the kernel had ended
 		}
 		s.Lived[i] += lived
-		s.Held[i] += gpus * lived
+		s.Held[i] += gpus * had * lived
 		s.Busy[i] += busy * lived
 	}
 }

@@ -21,7 +21,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	m.Culls, m.GPUs = maps.Clone(l.tally.culls), map[launcher.GPULabels]float64{}
 	for _, k := range l.kernels.byID {
 		l.tally.gpusLocked(k)
-		if held := k.gpusHeldLocked(); held > 0 {
+		if held := k.gpusHeldLocked(); held > 0 && !k.supervisor.Status.Parked.State.GaveBack() {
 			m.GPUs[launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}] += held.Float()
 		}
 	}

@@ -144,7 +144,20 @@ func TestMeasure_GPUs(t *testing.T) {
 	}
 	near("seconds", m.GPUSeconds[labels], 50)
 	near("busy", m.GPUBusy[labels], 30)
-	later.Store(int64(140 * time.Second))
+	later.Store(int64(110 * time.Second))
+	status(func(st *api.Status) { st.Parked.State, st.GPUUse.Parked = api.GPUParked, 0 })
+	near("seconds, parked and not told yet", l.Measure().GPUSeconds[labels], 55)
+	later.Store(int64(130 * time.Second))
+	status(func(st *api.Status) { st.GPUUse.Parked = 30 * time.Second })
+	m = l.Measure()
+	if held, ok := m.GPUs[labels]; ok && held != 0 {
+		t.Errorf("held while it is parked: %v", m.GPUs)
+	}
+	near("seconds, parked", m.GPUSeconds[labels], 55)
+	later.Store(int64(150 * time.Second)) // 10 s of it are what was told late
+	status(func(st *api.Status) { st.Parked.State = api.GPUHeld })
+	near("seconds, awake again", l.Measure().GPUSeconds[labels], 60)
+	later.Store(int64(170 * time.Second))
 	l.markDead(k, &api.Ending{KernelID: k.id, Reason: "the test ends it"})
 	later.Store(int64(time.Hour))
 	m = l.Measure()

@@ -27,9 +27,10 @@ func newTally(now func() time.Time, o launcher.Observer) *tally {
 
 // gpuCounted is how far the use of one kernel's GPUs is counted.
 type gpuCounted struct {
-	until time.Time     // zero: nothing is counted yet
-	busy  time.Duration // of api.GPUUse
-	known bool          // busy is set
+	until  time.Time     // zero: nothing is counted yet
+	busy   time.Duration // of api.GPUUse
+	parked time.Duration // of api.GPUUse
+	known  bool          // busy and parked are set
 }
 
 // gpusHeldLocked returns the GPUs that a kernel holds now, with shares by their size.
@@ -57,14 +58,17 @@ func (t *tally) gpusLocked(k *kernel) {
 	if c.until.IsZero() {
 		if c.until = st.Started; c.until.Before(t.since) {
 			c.until = t.since
-			c.busy, c.known = st.GPUUse.Busy, true // this gateway did not see it
+			c.busy, c.parked, c.known = st.GPUUse.Busy, st.GPUUse.Parked, true // this gateway did not see it
 		}
 	}
 	labels := launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}
-	t.gpuSeconds[labels] += max(0, now.Sub(c.until).Seconds()) * held.Float()
-	if st.GPUUse.Busy < c.busy || !c.known {
-		c.busy = 0 // it was started again
+	if st.GPUUse.Busy < c.busy || st.GPUUse.Parked < c.parked || !c.known {
+		c.busy, c.parked = 0, 0 // it was started again
 	}
+	took := max(0, now.Sub(c.until))
+	parked := min(took, st.GPUUse.Parked-c.parked) // the rest is told late, and counts the next time
+	c.parked += parked
+	t.gpuSeconds[labels] += (took - parked).Seconds() * held.Float()
 	t.gpuBusy[labels] += (st.GPUUse.Busy - c.busy).Seconds() * held.Float()
 	c.until, c.busy, c.known = now, st.GPUUse.Busy, true
 }

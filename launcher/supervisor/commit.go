@@ -131,8 +131,8 @@ func (s *Supervisor) factsLocked() facts {
 
 // commitLocked compares the state with the last commit and wakes those who follow the changed parts.
 func (s *Supervisor) commitLocked() {
-	now := s.factsLocked()
-	last := &s.committed
+	s.use.GPUs.Park(s.parker.state.GaveBack() && !s.parker.own, s.now())
+	now, last := s.factsLocked(), &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
 		goroutines.Wake(s.culling.changed)
 	}

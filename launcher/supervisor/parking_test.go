@@ -203,6 +203,14 @@ func TestParking(t *testing.T) {
 	})
 	p.result(p.send(jupyter.Shell, "history_request", map[string]any{"hist_access_type": "tail", "n": 1}))
 	p.is(api.GPUParked, "") // that needs no GPU
+	p.skip.Add(int64(time.Hour))
+	parked := func() time.Duration {
+		st, _ := p.s.Status()
+		return st.GPUUse.Parked.Truncate(time.Hour)
+	}
+	if got := parked(); got != time.Hour {
+		t.Errorf("it was parked for an hour, and tells %s", got)
+	}
 
 	p.seat.set(func() { p.seat.taken = true })
 	cell := p.execute("print 3")
@@ -228,6 +236,10 @@ func TestParking(t *testing.T) {
 		first = first && g.msgType != "execute_input"
 	}
 	p.is(api.GPUHeld, "")
+	p.skip.Add(int64(time.Hour))
+	if got := parked(); got != time.Hour {
+		t.Errorf("it was parked for an hour, is awake for another, and tells %s", got)
+	}
 	if b, err := os.ReadFile(filepath.Join(p.dir, "asked")); err != nil || string(b) != "look save restore " {
 		t.Errorf("ekg-gpu was asked for %q, %v", b, err)
 	}

@@ -34,6 +34,7 @@ type GPUs struct {
 	tally   gpu.Tally           // of the present process, as far as Sum has it
 	shown   []api.GPU           // at the last of Wakes
 	wokenAt time.Time
+	parked  time.Time // until when Sum.Parked is counted; zero: the kernel has its GPU
 }
 
 // gpuSince is since when a device is busy, or idle.
@@ -44,6 +45,16 @@ type gpuSince struct {
 
 // Begin begins the samples of another process.
 func (g *GPUs) Begin() { g.tally = gpu.Tally{} }
+
+// Park counts the time for which the kernel has no GPU. It is called at each change of that, and before Sum is read.
+func (g *GPUs) Park(away bool, at time.Time) {
+	if !g.parked.IsZero() {
+		g.Sum.Parked += max(0, at.Sub(g.parked))
+	}
+	if g.parked = at; !away {
+		g.parked = time.Time{}
+	}
+}
 
 // Take takes over what the samples of the present process show at a time.
 func (g *GPUs) Take(now gpu.Tally, at time.Time) {

@@ -19,6 +19,7 @@ type GPU struct {
 type GPUUse struct {
 	Measured time.Duration `json:"measured,omitempty"` // nanoseconds for which it is known
 	Busy     time.Duration `json:"busy,omitempty"`     // nanoseconds
+	Parked   time.Duration `json:"parked,omitempty"`   // nanoseconds for which the kernel had given its GPU back
 }
 
 // GPUSampleInterval is the time between two samples of a kernel's GPUs.

@@ -39,6 +39,9 @@ type Parked struct {
 // ParkState is the state of a kernel's GPU.
 type ParkState string
 
+// GaveBack reports whether the kernel has no GPU. It has one already while its GPU memory is being restored.
+func (p ParkState) GaveBack() bool { return p == GPUNone || p == GPUParked || p == GPUWaking }
+
 // The states of a kernel's GPU. The kernel has a GPU while it is GPUHeld or GPUParking.
 const (
 	GPUNone    ParkState = "none"    // it has given the GPU back, and has nothing there
