@@ -104,8 +104,7 @@ threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()`), 60*time.Se
 	closed = k.dial(t, id, "closed", true)
 	closed.shows(gone, 60*time.Second)
 	var m struct {
-		Reason string                      `json:"reason"`
-		Death  struct{ At, Reason string } `json:"last_death"`
+		Death struct{ At, Reason string } `json:"last_death"`
 	}
 	_, b := k.ask("GET", "/api/kernels/"+id, "")
 	if err := json.Unmarshal(b, &m); err != nil || m.Death.At == "" || !strings.Contains(m.Death.Reason, "SIGKILL") {

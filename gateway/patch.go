@@ -26,10 +26,10 @@ type change func(r *call, id string) (*kernelModel, error)
 // before the last.
 var changes = []struct {
 	member string
-	read   func(*Gateway, kernels.Caller, json.RawMessage) (change, error)
+	read   func(g *Gateway, who kernels.Caller, member string, value json.RawMessage) (change, error)
 }{
-	{"keep_until", keeps("keep_until")},
-	{"keep_gpu_until", keeps("keep_gpu_until")},
+	{"keep_until", (*Gateway).changeKept},
+	{"keep_gpu_until", (*Gateway).changeKept},
 	{"shared_with", (*Gateway).changeSharedWith},
 }
 
@@ -79,7 +79,7 @@ func (g *Gateway) readChanges(who kernels.Caller, body object) ([]change, error)
 		if !there {
 			continue
 		}
-		do, err := known.read(g, who, raw)
+		do, err := known.read(g, who, known.member, raw)
 		if err != nil {
 			return nil, err
 		}
@@ -91,15 +91,9 @@ func (g *Gateway) readChanges(who kernels.Caller, body object) ([]change, error)
 	return todo, nil
 }
 
-// keeps returns how the member is read that says until when a kernel or its GPU is kept. The kernel's supervisor knows
-// the latest possible time.
-func keeps(member string) func(*Gateway, kernels.Caller, json.RawMessage) (change, error) {
-	return func(g *Gateway, _ kernels.Caller, raw json.RawMessage) (change, error) {
-		return g.changeKept(member, raw)
-	}
-}
-
-func (g *Gateway) changeKept(member string, raw json.RawMessage) (change, error) {
+// changeKept changes the time until which a kernel or its GPU is kept. The kernel's supervisor knows the latest possible
+// time.
+func (g *Gateway) changeKept(_ kernels.Caller, member string, raw json.RawMessage) (change, error) {
 	text, given, err := object{member: raw}.text(member)
 	if err != nil {
 		return nil, err
@@ -135,7 +129,7 @@ func (g *Gateway) changeKept(member string, raw json.RawMessage) (change, error)
 }
 
 // changeSharedWith replaces a kernel's grants.
-func (g *Gateway) changeSharedWith(who kernels.Caller, raw json.RawMessage) (change, error) {
+func (g *Gateway) changeSharedWith(who kernels.Caller, _ string, raw json.RawMessage) (change, error) {
 	if who.Sole {
 		return nil, refuse(http.StatusBadRequest, "shared_with: this gateway has no users, so a kernel cannot be shared.")
 	}

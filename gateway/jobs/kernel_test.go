@@ -136,13 +136,16 @@ func TestManager_InKernelRound(t *testing.T) {
 			seen := &rounded{gathering: records}
 			seen.m = New(seen, kernels, Policy{}, slog.New(slog.DiscardHandler))
 			defer start(seen.m, time.Hour)()
-			go func() {
-				_, _, err := seen.m.Submit(t.Context(), submissionIn("k", ThenKeep))
-				results <- err
-			}()
+			go submitTo(t, seen.m, results)
 		}
 		acceptsOne(t, records, results, 2)
 	})
+}
+
+// submitTo submits a job for the kernel "k".
+func submitTo(t *testing.T, m *Manager, results chan<- error) {
+	_, _, err := m.Submit(t.Context(), submissionIn("k", ThenKeep))
+	results <- err
 }
 
 // acceptsOne checks that at most one of n submissions was accepted, and that no other one is stored.
@@ -172,10 +175,7 @@ func TestManager_InKernelAtOnce(t *testing.T) {
 		for range 8 {
 			m, end := gatewayOf(records, kernels, Policy{}, time.Hour)
 			defer end()
-			go func() {
-				_, _, err := m.Submit(t.Context(), submissionIn("k", ThenKeep))
-				results <- err
-			}()
+			go submitTo(t, m, results)
 		}
 		acceptsOne(t, records, results, 8)
 	})

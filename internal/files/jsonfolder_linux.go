@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -76,15 +77,7 @@ func (f *Folder[T]) Read() ([]Entry[T], error) {
 	return all, nil
 }
 
-func (e Entry[T]) compare(name string) int {
-	switch {
-	case e.Name < name:
-		return -1
-	case e.Name > name:
-		return 1
-	}
-	return 0
-}
+func (e Entry[T]) compare(name string) int { return strings.Compare(e.Name, name) }
 
 // same reports whether a file is the one that was read: each replaced file has another inode.
 func same(a, b os.FileInfo) bool {

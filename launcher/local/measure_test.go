@@ -154,7 +154,7 @@ func TestMeasure_GPUs(t *testing.T) {
 		t.Errorf("held while it is parked: %v", m.GPUs)
 	}
 	near("seconds, parked", m.GPUSeconds[labels], 55)
-	later.Store(int64(150 * time.Second)) // 10 s of it are what was told late
+	later.Store(int64(150 * time.Second)) // 10 of these 20 s are subtracted for what the last call could not
 	status(func(st *api.Status) { st.Parked.State = api.GPUHeld })
 	near("seconds, awake again", l.Measure().GPUSeconds[labels], 60)
 	later.Store(int64(170 * time.Second))

@@ -66,7 +66,7 @@ func (t *tally) gpusLocked(k *kernel) {
 		c.busy, c.parked = 0, 0 // it was started again
 	}
 	took := max(0, now.Sub(c.until))
-	parked := min(took, st.GPUUse.Parked-c.parked) // the rest is told late, and counts the next time
+	parked := min(took, st.GPUUse.Parked-c.parked) // the next call subtracts the rest
 	c.parked += parked
 	t.gpuSeconds[labels] += (took - parked).Seconds() * held.Float()
 	t.gpuBusy[labels] += (st.GPUUse.Busy - c.busy).Seconds() * held.Float()

@@ -14,12 +14,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/traffic"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
@@ -56,7 +56,7 @@ type bridge struct {
 	// called for each answered heartbeat; missed is called if the next is not answered
 	answered func(b *bridge, asked time.Time) (missed func())
 	beat     time.Duration                      // between heartbeats
-	sent     *traffic.Flows                     // counts what was sent through the gates
+	sent     *activity.Flows                    // counts what was sent through the gates
 	hb       string                             // the heartbeat's endpoint
 	first    [jupyter.IOPub + 1]jupyter.Message // the first request on shell and control
 	firstID  [jupyter.IOPub + 1]string          // its id

@@ -131,7 +131,7 @@ func (s *Supervisor) factsLocked() facts {
 
 // commitLocked compares the state with the last commit and wakes those who follow the changed parts.
 func (s *Supervisor) commitLocked() {
-	s.use.GPUs.Park(s.parker.state.GaveBack() && !s.parker.own, s.now())
+	s.use.GPUs.Park(s.parker.away(), s.now())
 	now, last := s.factsLocked(), &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
 		goroutines.Wake(s.culling.changed)

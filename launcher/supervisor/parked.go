@@ -331,7 +331,7 @@ func (l *life) takeGPU(ctx context.Context) bool {
 		if taken {
 			return true
 		}
-		text := gpumemory.Waits(p.seat, before, api.ShownTime)
+		text := gpumemory.Waits(p.seat, before)
 		s.mu.Lock()
 		s.answerLooksLocked()
 		wanted := s.needsGPULocked()

@@ -64,6 +64,9 @@ func (p *parker) enter(state api.ParkState, reason string, now time.Time) {
 // owns reports whether the kernel has its GPU, as far as its messages are concerned.
 func (p *parker) owns() bool { return p.seat == nil || p.state == "" || p.own }
 
+// away reports whether the kernel has given its GPU back.
+func (p *parker) away() bool { return p.state.GaveBack() && !p.own }
+
 // shown returns the state for models. The owner keeps the GPU until a time; zero: not.
 func (p *parker) shown(kept time.Time) api.Parked {
 	if p.state == "" {

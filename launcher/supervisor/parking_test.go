@@ -250,7 +250,7 @@ func TestParking(t *testing.T) {
 	})
 }
 
-// A kernel whose owner keeps its GPU is not parked for another kernel until then, and the other one is told.
+// An owner keeps a GPU until a time. The kernel is not parked for another one before. The other one says that time.
 func TestParking_Keep(t *testing.T) {
 	p := startParkable(t, "running")
 	keep := func(until string) {
@@ -291,8 +291,7 @@ func TestParking_Keep(t *testing.T) {
 	p.is(api.GPUHeld, "")
 }
 
-// What a debugger asks of a parked kernel is answered with the reason, and leaves it parked: calls of CUDA would block
-// the control channel.
+// A parked kernel answers a debugger with the reason, and stays parked. A call of CUDA would block the control channel.
 func TestParking_Debugger(t *testing.T) {
 	p := startParkable(t, "running")
 	p.rest()

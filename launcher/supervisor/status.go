@@ -53,7 +53,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 	size, limit := s.log.Sizes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.use.GPUs.Park(s.parker.state.GaveBack() && !s.parker.own, s.now())
+	s.use.GPUs.Park(s.parker.away(), s.now())
 	st := api.Status{
 		Protocol:     api.ProtocolVersion,
 		Build:        s.build,

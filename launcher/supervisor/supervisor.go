@@ -57,7 +57,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/traffic"
 )
 
 const (
@@ -88,7 +87,7 @@ type Supervisor struct {
 	containerReported chan struct{}    // capacity 1: the cluster has reported on the container
 	gpusSampled       chan struct{}    // capacity 1: there are new samples of GPUs
 	over              chan struct{}    // closed when the kernel has ended for good
-	traffic           traffic.Traffic
+	traffic           activity.Traffic
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
 	identity  []byte // by which the kernel's sockets know the supervisor; written with mu held
@@ -129,7 +128,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		containerReported: make(chan struct{}, 1), gpusSampled: make(chan struct{}, 1),
 		over: over, operations: operations{requested: make(chan *operation), over: over}, change: make(chan struct{}),
 		kernel:  newKernel(),
-		traffic: traffic.Traffic{Began: time.Now().UTC().Round(0)},
+		traffic: activity.Traffic{Began: time.Now().UTC().Round(0)},
 	}
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
 		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})

@@ -39,7 +39,7 @@ type Parked struct {
 // ParkState is the state of a kernel's GPU.
 type ParkState string
 
-// GaveBack reports whether the kernel has no GPU. It has one already while its GPU memory is being restored.
+// GaveBack reports whether the kernel has given its GPU back. One that is GPUWaking may have got it again.
 func (p ParkState) GaveBack() bool { return p == GPUNone || p == GPUParked || p == GPUWaking }
 
 // The states of a kernel's GPU. The kernel has a GPU while it is GPUHeld or GPUParking.

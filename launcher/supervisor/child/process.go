@@ -223,7 +223,7 @@ func (p *Process) HoldsGPUCalls() (holds bool, why string) {
 
 // PassGPUCalls asks the child to let the calls of CUDA go on that wait now.
 func (p *Process) PassGPUCalls() {
-	_ = p.tell(line{Type: linePass}) // they are told again
+	_ = p.tell(line{Type: linePass}) // the child tells of them again
 }
 
 // MeasureMemory asks the child for a newer Used.Memory.

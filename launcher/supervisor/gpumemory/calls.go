@@ -9,7 +9,7 @@ import (
 // Calls is what is known of the first calls of CUDA of a kernel's processes; see package gpucalls.
 type Calls struct {
 	Held bool      // they wait until they are passed
-	Why  string    // why they are not held; "": nobody has wanted that
+	Why  string    // why they are not held; "": it was not asked for
 	At   time.Time // when it was last heard that one waits; zero: none does
 }
 

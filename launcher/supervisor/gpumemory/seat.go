@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Seat is a kernel's place at the one GPU that it is pinned to. It may be used concurrently.
@@ -48,14 +50,14 @@ func (k *Kept) Say(seat Seat, owns bool, until time.Time) error {
 	return seat.Keep(until)
 }
 
-// Waits returns why a kernel waits for its GPU with so many kernels before it. shown returns a time as users read it.
-func Waits(seat Seat, before int, shown func(time.Time) string) string {
+// Waits returns why a kernel waits for its GPU with so many kernels before it.
+func Waits(seat Seat, before int) string {
 	text := "another kernel has it"
 	if before > 0 {
 		text = fmt.Sprintf("%d other kernels are before this one", before)
 	}
 	if until, err := seat.Kept(); err == nil && !until.IsZero() {
-		text += ", and it is kept until " + shown(until)
+		text += ", and it is kept until " + api.ShownTime(until)
 	}
 	return text
 }

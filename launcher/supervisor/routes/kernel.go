@@ -40,10 +40,13 @@ func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
 		return Error{http.StatusBadRequest,
 			`the body is not {"keep_until" or "keep_gpu_until": "2006-01-02T15:04:05Z" or null}`}
 	}
-	gpu := body.KeepUntil == nil
+	gpu, value := body.KeepUntil == nil, body.KeepUntil
+	if gpu {
+		value = body.KeepGPUUntil
+	}
 	var text *string
 	var until time.Time
-	if err = json.Unmarshal(slices.Concat(body.KeepUntil, body.KeepGPUUntil), &text); err == nil && text != nil {
+	if err = json.Unmarshal(value, &text); err == nil && text != nil {
 		until, err = time.Parse(time.RFC3339, *text)
 	}
 	if err != nil {

@@ -254,8 +254,8 @@ class Execution:
 
         It can if it is the cell's run, or a later one in the kernel's same session, and the log has it without a gap.
         A run that goes on is later than a file's. A cell without a number was saved while it ran, or was cleared. began
-        is when the file's run began, if the file says that. Else runs of two sessions are told apart by their numbers,
-        and by the saved outputs: this run must have had them.
+        is when the file's run began; None: the file does not say it. Then numbers tell the runs of two sessions apart,
+        and so do the saved outputs: this run must have had them.
         """
         if self.code is not None and source != self.code:
             return "its source was changed since it ran"

@@ -7,6 +7,7 @@ pages that lose their network save them.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from typing import Any
 
 _NOTICE = "[ekg] "  # begins a line that no kernel has sent
@@ -20,11 +21,13 @@ def could_have(run: list[dict[str, Any]], saved: list[dict[str, Any]]) -> bool:
         pieces, last = _pieces(output)
         had.update(pieces)
         lines += [*pieces, last] if output.get("output_type") == "stream" else []
+    lines.sort()
     for output in saved:
         pieces, last = _pieces(output)
         if not had.issuperset(piece for piece in pieces if piece):
             return False
-        if last and not any(line.startswith(last) for line in lines):  # it may have been saved in the middle of a line
+        at = bisect_left(lines, last)  # a line that begins with it, if there is one: it may have been saved within a line
+        if last and not any(line.startswith(last) for line in lines[at : at + 1]):
             return False
     return True
 

@@ -84,7 +84,8 @@ export function reasonToKeep(
   }
   if (began !== undefined && begins.length > 0) {
     const at = new Date(began * 1000).toISOString();
-    return begins.some(begin => Math.abs(began - begin) <= SAME) ? undefined : `the log has no run of it that began at ${at}`;
+    const there = begins.some(begin => Math.abs(began - begin) <= SAME);
+    return there ? undefined : `the log has no run of it that began at ${at}`;
   }
   if (present !== null && !counts.includes(present)) {
     return `the log has no run [${present}] of it, but only [${count ?? ' '}]`;

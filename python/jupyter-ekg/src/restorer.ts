@@ -168,7 +168,8 @@ export class Restorer {
         continue;
       }
       const source = cell.sharedModel.getSource();
-      const why = reasonToKeep(execution, source, cell.executionCount, cell.outputs.toJSON(), beginOf(cell.sharedModel.getMetadata()));
+      const began = beginOf(cell.sharedModel.getMetadata());
+      const why = reasonToKeep(execution, source, cell.executionCount, cell.outputs.toJSON(), began);
       if (why) {
         if (differs(cell, execution)) {
           restored.kept.push(`cell ${i + 1}: ${why}`);

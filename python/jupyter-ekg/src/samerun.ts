@@ -19,11 +19,21 @@ export function couldHave(run: readonly nbformat.IOutput[], saved: readonly nbfo
       lines.push(...pieces, last);
     }
   }
+  lines.sort(); // by UTF-16, as < compares
   return saved.map(piecesOf).every(
     ({ pieces, last }) =>
-      pieces.every(piece => !piece || had.has(piece)) &&
-      (!last || lines.some(line => line.startsWith(last))) // it may have been saved in the middle of a line
+      pieces.every(piece => !piece || had.has(piece)) && (!last || someStarts(lines, last)) // saved within a line
   );
+}
+
+/** Whether one of the sorted lines starts with the text. */
+function someStarts(lines: readonly string[], text: string): boolean {
+  let [from, to] = [0, lines.length];
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    [from, to] = lines[middle]! < text ? [middle + 1, to] : [from, middle];
+  }
+  return lines[from]?.startsWith(text) ?? false;
 }
 
 /** An output as comparable texts, and the last line of a stream, which may go on. */

@@ -1,5 +1,4 @@
-// Package traffic counts the messages that pass a supervisor. It starts no goroutine.
-package traffic
+package activity
 
 import (
 	"sync/atomic"
