@@ -91,8 +91,8 @@ func (g *Gateway) readChanges(who kernels.Caller, body object) ([]change, error)
 	return todo, nil
 }
 
-// changeKept changes the time until which a kernel or its GPU is kept. The kernel's supervisor knows the latest possible
-// time.
+// changeKept changes the time until which a kernel or its GPU is kept. The kernel's supervisor knows the latest
+// possible time.
 func (g *Gateway) changeKept(_ kernels.Caller, member string, raw json.RawMessage) (change, error) {
 	text, given, err := object{member: raw}.text(member)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package activity decides when a kernel is culled. A Use has all that decides it: a Clock follows what the kernel
 // does, and GPUs what samples of its devices show. A Load follows what its processes use. Next finds the earliest end
 // that the settings ask for, as a Plan. Package supervisor calls it. The package knows neither sessions nor notebooks.
-// It takes no locks and starts no goroutine: its callers guard its values. Only a Traffic, which counts messages, may be
-// used concurrently.
+// It takes no locks and starts no goroutine: its callers guard its values. Only a Traffic, which counts messages, may
+// be used concurrently.
 package activity
 
 import (

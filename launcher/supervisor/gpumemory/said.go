@@ -10,8 +10,8 @@ import (
 // Said is the line under the last cell of a parked kernel.
 func Said(state api.ParkState, memory int64, at time.Time) string {
 	if state == api.GPUNone {
-		return fmt.Sprintf("The kernel has given its GPU back at %s: it had nothing there. It takes the GPU again when it needs it.",
-			api.ShownTime(at))
+		return fmt.Sprintf("The kernel has given its GPU back at %s: it had nothing there. It takes the GPU again "+
+			"when it needs it.", api.ShownTime(at))
 	}
 	return fmt.Sprintf("The kernel has given its GPU back at %s. Its variables are kept, also the %d MiB of the GPU's "+
 		"memory. The next cell takes the GPU again.", api.ShownTime(at), memory>>20)
