@@ -41,8 +41,12 @@ func TestKeep_GPU(t *testing.T) {
 	body = ""
 	for _, args := range [][]string{{"--gpu", "2h", "--off"}, {"--gpu", "2h", "--for", "1h"}, {"--gpu", "-2h"}} {
 		args = append(append([]string{"keep", "--gateway-url", g.URL}, args...), kernelA)
-		if code, _, errs = ekg(t, args...); code == 0 || body != "" {
+		if code, _, errs = ekg(t, args...); code == 0 || body != "" || !strings.Contains(errs, "--gpu") {
 			t.Errorf("%s: %d %q, and sent %s", args, code, errs, body)
 		}
+	}
+	args := []string{"keep", "--gateway-url", g.URL, "--for", "-1h", kernelA}
+	if _, _, errs = ekg(t, args...); !strings.Contains(errs, "--for -1h0m0s is not a positive duration") {
+		t.Errorf("%q does not name the flag", errs)
 	}
 }

@@ -277,19 +277,19 @@ func restartKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id strin
 }
 
 func keepKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
-	member, what := "keep_until", ""
+	member, flag, what := "keep_until", "--for", ""
 	length, off := r.c.Duration("for"), r.c.Bool("off")
 	if r.c.IsSet("gpu") {
 		if off || r.c.IsSet("for") {
 			return &UsageError{errors.New("--gpu goes neither with --for nor with --off")}
 		}
-		member, what, length = "keep_gpu_until", "the GPU of ", r.c.Duration("gpu")
+		member, flag, what, length = "keep_gpu_until", "--gpu", "the GPU of ", r.c.Duration("gpu")
 		off = length == 0
 	}
 	body := map[string]any{member: nil}
 	if !off {
 		if length <= 0 {
-			return &UsageError{fmt.Errorf("%v is not a positive duration", length)}
+			return &UsageError{fmt.Errorf("%s %v is not a positive duration", flag, length)}
 		}
 		body[member] = time.Now().Add(length).UTC().Format(time.RFC3339)
 	}
