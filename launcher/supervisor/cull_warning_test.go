@@ -31,7 +31,7 @@ func TestCull_Keep(t *testing.T) {
 		want  int
 		words string
 	}{
-		{"in the past", api.Cull{KeepLimit: time.Hour}, -time.Second, 400, "in the past"},
+		{"in the past", api.Cull{KeepLimit: time.Hour}, -time.Second, 400, "keep_until is in the past"},
 		{"too far", api.Cull{KeepLimit: time.Hour}, time.Hour + time.Second, 403,
 			"at most 1h0m0s from now, which is 2026-01-01T01:00:00Z"},
 		{"not at all", api.Cull{}, time.Minute, 403, "cannot be kept here"},

@@ -113,7 +113,7 @@ func TestSupervisor_Keep(t *testing.T) {
 	for body, want := range map[string]string{
 		``: "the body is not", `{}`: "the body is not", `{"keep_until": "x"}`: "RFC 3339", `{"keep_until": 3}`: "RFC 3339",
 		`{"keep": null}`:                         "the body is not",
-		`{"keep_until": "2020-01-02T03:04:05Z"}`: "in the past",
+		`{"keep_until": "2020-01-02T03:04:05Z"}`: "keep_until is in the past",
 	} {
 		if status, text := r.request("PATCH", "", body); status != 400 || !strings.Contains(text, want) {
 			t.Errorf("%s: %d %s", body, status, text)

@@ -67,7 +67,7 @@ func (u *Use) Plan(connected bool) Plan {
 }
 
 // ErrPast rejects a time that is over.
-var ErrPast = errors.New("the time is in the past")
+var ErrPast = errors.New("is in the past")
 
 // Keep keeps the kernel until a time, whether or not it is idle, or only its GPU. The zero time ends that. Errors other
 // than ErrPast say which limit forbids the time.
@@ -81,7 +81,7 @@ func (u *Use) Keep(gpu bool, until time.Time) error {
 	switch {
 	case until.IsZero():
 	case !until.After(now):
-		return ErrPast
+		return fmt.Errorf("%s %w", name, ErrPast)
 	case u.cull.KeepLimit == 0:
 		return errors.New("kernels cannot be kept here")
 	case until.After(most):

@@ -40,9 +40,9 @@ func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
 		return Error{http.StatusBadRequest,
 			`the body is not {"keep_until" or "keep_gpu_until": "2006-01-02T15:04:05Z" or null}`}
 	}
-	gpu, value := body.KeepUntil == nil, body.KeepUntil
+	gpu, member, value := body.KeepUntil == nil, "keep_until", body.KeepUntil
 	if gpu {
-		value = body.KeepGPUUntil
+		member, value = "keep_gpu_until", body.KeepGPUUntil
 	}
 	var text *string
 	var until time.Time
@@ -50,7 +50,7 @@ func (h *routes) patchKernel(w http.ResponseWriter, r *http.Request) error {
 		until, err = time.Parse(time.RFC3339, *text)
 	}
 	if err != nil {
-		return Error{http.StatusBadRequest, "the time is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339)"}
+		return Error{http.StatusBadRequest, member + " is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339)"}
 	}
 	if err := h.kernel.Keep(gpu, until); err != nil {
 		return err
