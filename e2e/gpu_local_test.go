@@ -42,7 +42,7 @@ func TestE2E_LocalGPU(t *testing.T) {
 	}
 	for sub, want := range map[string]string{"nodes": "   nvidia.com/gpu   1/1", "users": "1         1      "} {
 		if code, out, errs := g.prints("top", sub); code != 0 || !strings.Contains(out, want) ||
-			sub == "users" && !strings.Contains(out, "   2\n") {
+			sub == "users" && !strings.Contains(out, "   2         0\n") { // two wait, and none is parked
 			t.Errorf("ekg top %s: %d\n%s%s", sub, code, out, errs)
 		}
 	}
