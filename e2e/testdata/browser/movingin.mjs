@@ -78,6 +78,7 @@ await check('an open JupyterLab loses its kernel, and starts one of ekg with the
 await check('kernels of ekg are not affected', async () => {
   await team.run(2);
   await team.printed(2, '1', 30);
+  await team.finished(2, 30); // the number comes after what was printed
   equal(await team.prompt(2), '[3]:', 'the prompt');
 }, 60);
 
