@@ -83,14 +83,14 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	g.origins.allowOrigin(w, r) // also for errors, which a page must be able to read
 
-	res := g.find(r)
+	res := g.find(r, r.URL.EscapedPath())
 	// Deferred, since an answer that is broken off is a panic.
 	defer func() { g.finish(w, c, res, time.Since(begin)) }()
 	var err error
 	if res == nil {
 		err = g.origins.checkHost(r)
 		if err == nil {
-			err = g.noRoute(r)
+			err = g.noRoute(w, r)
 		}
 	} else {
 		err = g.dispatch(w, c, res)
@@ -101,12 +101,37 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// noRoute is the error of a request whose path no route has. jupyter-scheduler's clients read where jobs are.
-func (g *Gateway) noRoute(r *http.Request) error {
-	if under, inside := g.below(r.URL.EscapedPath()); inside && (under == "/scheduler" ||
-		strings.HasPrefix(under, "/scheduler/")) {
-		return refuse(http.StatusNotFound, "The gateway does not speak jupyter-scheduler's API. Its jobs are at "+
-			"%s/api/jobs. jupyter-ekg translates in a Jupyter server.", g.base)
+// elsewhere has parts of Jupyter's API that a gateway does not have, and the sentence for their clients.
+var elsewhere = map[string]string{
+	"scheduler": "The gateway does not speak jupyter-scheduler's API. Its jobs are at %s/api/jobs. " +
+		"jupyter-ekg translates in a Jupyter server.",
+	"api/contents": noServer, "api/terminals": noServer, "api/config": noServer, "api/nbconvert": noServer,
+	"tree": noServer, "lab": noServer, "notebooks": noServer, "files": noServer,
+}
+
+const noServer = "This is a gateway for kernels, which are at %s/api/kernels. It has no files, terminals or " +
+	"notebooks. `jupyter lab --gateway-url URL` has them, and runs its kernels here."
+
+// noRoute answers a request whose path no route has. A path with slashes too many at its end is redirected, as Jupyter
+// Server does. jupyter_server.base.handlers.TrailingSlashHandler has that.
+func (g *Gateway) noRoute(w *response, r *http.Request) error {
+	path := r.URL.EscapedPath()
+	cut := strings.TrimRight(path, "/")
+	if res := g.find(r, cut); cut != "" && res != nil && res.methods[r.Method] != nil &&
+		(r.Method == http.MethodGet || r.Method == http.MethodHead) {
+		if r.URL.RawQuery != "" {
+			cut += "?" + r.URL.RawQuery
+		}
+		w.Header().Set("Location", cut)
+		w.WriteHeader(http.StatusFound)
+		return nil
+	}
+	under, _ := g.below(path)
+	parts := strings.SplitN(strings.TrimPrefix(under, "/"), "/", 3)
+	for n := 1; n <= min(2, len(parts)); n++ {
+		if sentence, is := elsewhere[strings.Join(parts[:n], "/")]; is {
+			return refuse(http.StatusNotFound, sentence, g.base)
+		}
 	}
 	return refuse(http.StatusNotFound, "There is no such route.")
 }

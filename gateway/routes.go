@@ -135,10 +135,9 @@ func compile(table []route) ([]*resource, error) {
 	return all, nil
 }
 
-// find returns the resource of a request, or nil, and sets the request's path values. Paths are matched as they are:
-// nothing is redirected to a cleaned form, and an escaped slash does not separate segments.
-func (g *Gateway) find(r *http.Request) *resource {
-	path := r.URL.EscapedPath()
+// find returns the resource of an escaped path, or nil, and sets the request's path values. Paths are matched as they
+// are: an escaped slash does not separate segments.
+func (g *Gateway) find(r *http.Request, path string) *resource {
 	under, inside := g.below(path)
 	if inside && under == "" {
 		under = "/"

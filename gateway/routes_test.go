@@ -95,7 +95,7 @@ func TestRoutes_Paths(t *testing.T) {
 		"/team/GW/api/kernels":      200, // Jupyter Server lower-cases its gateway's URL for websockets
 		"/Team/gw/api/kernels?1732": 200,
 		"/Team/gw/API/kernels":      404,
-		"/Team/gw/api/kernels/":     404,
+		"/Team/gw/api/kernels/":     302,
 		"/Team/gw//api/kernels":     404,
 		"/Team/gw/x/../api/kernels": 404,
 		"/Team/gw/api%2fkernels":    404,
@@ -134,6 +134,43 @@ func TestRoutes_Scheduler(t *testing.T) {
 	}
 	for _, path := range []string{"/scheduler/jobs", "/base/schedulers", "/base/x/scheduler/jobs"} {
 		g.do("GET", path, "").want(t, http.StatusNotFound, "There is no such route.")
+	}
+}
+
+// TestRoutes_Slash: a path with slashes too many leads to its route, as in Jupyter Server. No other page can be meant.
+func TestRoutes_Slash(t *testing.T) {
+	for _, base := range []string{"", "/base"} {
+		g := startGateway(t, func(o *Options) { o.BaseURL = base })
+		noToken := func(r *http.Request) { r.Header.Del("Authorization") }
+		for path, to := range map[string]string{
+			"/api/": "/api", "/api/kernels//": "/api/kernels", "/api/kernels/a/?a=%2F&b": "/api/kernels/a?a=%2F&b",
+			"/api/kernels/%20/": "/api/kernels/%20",
+		} {
+			for _, method := range []string{"GET", "HEAD"} {
+				r := g.do(method, base+path, "", noToken)
+				if r.want(t, http.StatusFound, ""); r.Header.Get("Location") != base+to {
+					t.Errorf("%s %s leads to %q, want %q", method, path, r.Header.Get("Location"), base+to)
+				}
+			}
+			g.do("POST", base+path, "").want(t, http.StatusNotFound, "There is no such route.")
+		}
+		for _, path := range []string{"//other.example/", "//api/", "/api//kernels/", "/x/", "/api/jobs/x/stop/"} {
+			g.do("GET", base+path, "").want(t, http.StatusNotFound, "There is no such route.")
+		}
+	}
+}
+
+// TestRoutes_Elsewhere: a client of another part of Jupyter's API reads what this is.
+func TestRoutes_Elsewhere(t *testing.T) {
+	g := startGateway(t, func(o *Options) { o.BaseURL = "/base" })
+	for _, path := range []string{"/api/contents", "/api/contents/a/b.ipynb", "/api/terminals/", "/api/config/notebook",
+		"/lab", "/lab/tree/a.ipynb", "/tree"} {
+		g.do("GET", "/base"+path, "").want(t, http.StatusNotFound, "jupyter lab --gateway-url URL")
+	}
+	for _, path := range []string{"/lab", "/base/laboratory", "/base/api/content", "/base/x/lab", "/base/api"} {
+		if r := g.do("POST", path, ""); strings.Contains(r.body, "gateway-url") {
+			t.Errorf("%s: %s", path, r.body)
+		}
 	}
 }
 
