@@ -60,7 +60,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 		return "DuplicateID", "another user's request with this msg_id is not finished"
 	case h.MsgType == "shutdown_request" && c.guest:
 		return "Forbidden", "only the kernel's owner may shut it down; you may restart it"
-	case h.MsgType == "debug_request" && s.parker.lacks(m, h.MsgType): // a call of CUDA would block control
+	case h.MsgType == "debug_request" && s.parker.Lacks(m, h.MsgType): // a call of CUDA would block control
 		return "Parked", "the kernel has given its GPU back: run a cell, which takes it again, and look then"
 	}
 	return "", ""
@@ -69,7 +69,7 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 // admitLocked answers a message, or passes it to the channel's gate.
 func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
 	if h.MsgType == "kernel_info_request" && m.Channel == jupyter.Shell && h.Subshell == "" &&
-		(s.use.State() == api.Busy || !s.parker.owns()) && s.kernel.info != nil {
+		(s.use.State() == api.Busy || !s.parker.Owns()) && s.kernel.info != nil {
 		for _, answer := range s.kernelInfoLocked(&m) {
 			s.log.Append(c.session.Number, answer, true)
 		}
@@ -85,7 +85,7 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 		s.use.Used()
 	}
 	s.kernel.death.notice(&m, h)
-	s.holdForGPULocked(&m, h)
+	s.parker.Hold(&m, h.MsgType)
 	r := s.clients.register(c.session, &m, h)
 	if err := s.kernel.gates[m.Channel].Push(m, r); err != nil {
 		if r != nil {

@@ -57,8 +57,7 @@ type statusFacts struct {
 	gpus        uint64
 	warm        bool
 	death       death
-	parked      api.ParkState
-	parkedWhy   string
+	parked      uint64 // version
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -110,8 +109,7 @@ func (s *Supervisor) factsLocked() facts {
 			gpus:        s.use.GPUs.Wakes,
 			warm:        s.assigning.warm,
 			death:       s.kernel.death,
-			parked:      s.parker.state,
-			parkedWhy:   s.parker.reason,
+			parked:      s.parker.Version(),
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.culling.shown},
 		use: useFacts{
@@ -131,13 +129,13 @@ func (s *Supervisor) factsLocked() facts {
 
 // commitLocked compares the state with the last commit and wakes those who follow the changed parts.
 func (s *Supervisor) commitLocked() {
-	s.use.GPUs.Park(s.parker.away(), s.now())
+	s.use.GPUs.Park(s.parker.Away(), s.now())
 	now, last := s.factsLocked(), &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
 		goroutines.Wake(s.culling.changed)
 	}
-	if now.use != last.use && s.parker.seat != nil {
-		goroutines.Wake(s.parker.changed)
+	if now.use != last.use {
+		s.parker.Changed()
 	}
 	if now.saved.activity.Sub(last.saved.activity) < activitySave {
 		now.saved.activity = last.saved.activity // a later commit saves it

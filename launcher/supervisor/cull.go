@@ -87,7 +87,7 @@ func (s *Supervisor) Keep(gpu bool, until time.Time) error {
 	if s.use.State() == api.Dead {
 		return routes.Error{Status: http.StatusConflict, Text: "the kernel is dead"}
 	}
-	if gpu && s.parker.seat == nil && !until.IsZero() {
+	if gpu && !s.parker.Parks() && !until.IsZero() {
 		return routes.Error{Status: http.StatusConflict, Text: "the kernel is not parked: it keeps its GPU, or has none"}
 	}
 	switch err := s.use.Keep(gpu, until); {

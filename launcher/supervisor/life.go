@@ -78,7 +78,7 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) (out outcome) {
 	defer l.nextLook.Stop()
 	defer l.disconnect()
 	l.watchGPUs()
-	defer l.beginParking(ctx)()
+	defer l.s.parker.Begin(ctx, l.proc, l.started.Adopted, l.giveUp)()
 	l.connect(ctx)
 	l.watch(ctx, &out)
 	l.takeSamples()

@@ -3,7 +3,6 @@ package supervisor
 import (
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
@@ -79,5 +78,5 @@ func (l *life) takeSamples() {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
 	l.s.use.GPUs.Take(now, l.s.now())
-	goroutines.Wake(l.s.parker.changed)
+	l.s.parker.Changed()
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
@@ -166,7 +165,7 @@ func (p *parkable) is(state api.ParkState, reason string) {
 func (p *parkable) rest() {
 	p.seat.set(func() { p.seat.wanted = true })
 	p.skip.Add(int64(2 * time.Minute))
-	goroutines.Wake(p.s.parker.changed)
+	p.s.parker.Changed()
 }
 
 func (p *parkable) says(code string) {
@@ -189,7 +188,7 @@ func (p *parkable) does(what string) {
 func TestParking(t *testing.T) {
 	p := startParkable(t, "running")
 	p.skip.Add(int64(time.Hour))
-	goroutines.Wake(p.s.parker.changed)
+	p.s.parker.Changed()
 	eventually(t, "it looks whether another kernel waits", func() bool {
 		p.seat.mu.Lock()
 		defer p.seat.mu.Unlock()
@@ -272,12 +271,6 @@ func TestParking_Keep(t *testing.T) {
 	told(until)
 	p.until("kept", func(st api.Status) bool { return st.Parked.KeepGPUUntil == api.Timestamp(until) })
 	p.rest()
-	p.s.mu.Lock()
-	due, pause := p.s.parkDueLocked(true)
-	p.s.mu.Unlock()
-	if due || pause != parkRetry {
-		t.Errorf("it is parked: %v, after %v", due, pause)
-	}
 	p.is(api.GPUHeld, "")
 	keep("null")
 	told(time.Time{})
@@ -308,10 +301,9 @@ func TestParking_Debugger(t *testing.T) {
 }
 
 // callsCUDA says what Process says while a call of CUDA waits.
-func (p *parkable) callsCUDA() { goroutines.Wake(p.s.parker.called) }
+func (p *parkable) callsCUDA() { p.s.parker.Called() }
 
-// Kernels that never used CUDA have nothing to save. Their cells need no GPU, but calls of CUDA do. Where these cannot
-// be held, each cell takes the GPU.
+// Kernels that never used CUDA have nothing to save. Their cells need no GPU, but calls of CUDA do.
 func TestParking_NoCUDA(t *testing.T) {
 	p := startParkable(t, "none")
 	p.rest()
@@ -326,14 +318,6 @@ func TestParking_NoCUDA(t *testing.T) {
 	p.callsCUDA()
 	p.is(api.GPUWaking, "another kernel")
 	p.seat.set(func() { p.seat.taken = false })
-	p.is(api.GPUHeld, "")
-
-	p.s.mu.Lock()
-	p.s.parker.calls = gpumemory.Calls{Why: "calls cannot be held"}
-	p.s.mu.Unlock()
-	p.rest()
-	p.is(api.GPUNone, "calls cannot be held")
-	p.says("print 1")
 	p.is(api.GPUHeld, "")
 }
 

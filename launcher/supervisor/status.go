@@ -41,7 +41,7 @@ func (s *Supervisor) Model() api.Model {
 		Connections:    s.clients.sessions.Counted(),
 		Reason:         s.kernel.shownReason(s.use.State()),
 	}
-	m.LastDeath, m.Parked = s.kernel.death.Death, s.parker.shown(s.use.Kept().KeepGPUUntil)
+	m.LastDeath, m.Parked = s.kernel.death.Death, s.parker.Shown(s.use.Kept().KeepGPUUntil)
 	m.GPU, m.Memory = s.use.Held(), s.kernel.memory().Bytes
 	m.CullAt = api.OptionalTimestamp(s.use.Plan(s.clients.sessions.Active() > 0).At)
 	m.KeepUntil = api.OptionalTimestamp(s.use.Kept().KeepUntil)
@@ -53,7 +53,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 	size, limit := s.log.Sizes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.use.GPUs.Park(s.parker.away(), s.now())
+	s.use.GPUs.Park(s.parker.Away(), s.now())
 	st := api.Status{
 		Protocol:     api.ProtocolVersion,
 		Build:        s.build,
@@ -78,7 +78,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		Warm:         s.assigning.warm,
 		Memory:       s.kernel.memory().Bytes,
 		LastDeath:    s.kernel.death.Death,
-		Parked:       s.parker.shown(s.use.Kept().KeepGPUUntil),
+		Parked:       s.parker.Shown(s.use.Kept().KeepGPUUntil),
 	}
 	st.Counts.LogEvicted = s.log.Evicted()
 	if s.kernel.adopted && !s.inherited.Left {

@@ -38,7 +38,7 @@ func (s *Supervisor) Interrupt() error {
 	if proc != nil {
 		s.timeline.Add(s.nowLocked(), api.TimelineInterrupted, "")
 	}
-	if proc != nil && s.interruptWaitLocked() {
+	if proc != nil && s.parker.Interrupt() {
 		s.mu.Unlock()
 		return nil
 	}

@@ -13,11 +13,11 @@
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests
 // that wait, and cells the cells' ids. gate holds the clients' messages, and gaps finds lost messages of the kernel.
 // session keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is
-// culled. notices makes the messages that are sent instead of the kernel's. starter starts the kernel's process,
-// which process and child run, as a child of this program or of another. connectionfile chooses the kernel's
-// addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves the
-// state for a supervisor that adopts the kernel, and ending records the kernel's end. routes is the HTTP side of all
-// this. api is shared with other programs.
+// culled, and parker when its GPU is given back. notices makes the messages that are sent instead of the kernel's.
+// starter starts the kernel's process, which process and child run, as a child of this program or of another.
+// connectionfile chooses the kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves
+// the log. savedstate saves the state for a supervisor that adopts the kernel, and ending records the kernel's end.
+// routes is the HTTP side of all this. api is shared with other programs.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
@@ -54,6 +54,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parker"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
@@ -104,7 +105,7 @@ type Supervisor struct {
 	use     activity.Use     // which decides when the kernel is culled
 
 	kernel    kernel
-	parker    parker
+	parker    *parker.Parker
 	culling   culling
 	timeline  timeline
 	assigning assigning     // of a kernel that was started without an owner
@@ -132,7 +133,14 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
 		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})
-	s.parker = parker{changed: make(chan struct{}, 1), called: make(chan struct{}, 1), driver: gpumemory.New()}
+	s.notices = notices.New(s.log, s.own.session)
+	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
+	s.clients = newClients(clients{log: s.log, notices: s.notices, use: &s.use, now: s.nowLocked, owns: s.OwnedBy,
+		logger: s.logger})
+	s.parker = parker.New(parker.Options{Mu: &s.mu, Use: &s.use, Shell: s.kernel.gates[jupyter.Shell], Log: s.log,
+		Notices: s.notices, Requests: &s.clients.requests, Sessions: &s.clients.sessions, Abort: s.clients.abort,
+		Warm: func() bool { return s.assigning.warm }, Now: func() time.Time { return s.now() },
+		SameMachine: cfg.SameMachine, Logger: s.logger})
 	if cfg.Secret.Identity != "" {
 		s.identity = []byte(cfg.Secret.Identity)
 	}
@@ -140,21 +148,17 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: starter.PlaceOf(&s.cfg),
 			Measured: func() { goroutines.Wake(s.culling.changed) },
-			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.driver.Answered,
-			Called: func() { goroutines.Wake(s.parker.called) }, Log: s.logger})
+			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.Answered,
+			Called: s.parker.Called, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
 	s.starter = starter.Starter{Config: &s.cfg, Container: s.container, Logger: s.logger,
 		Measured: func() { goroutines.Wake(s.culling.changed) },
-		Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.driver.Answered}
+		Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Answered: s.parker.Answered}
 	s.ending = ending.New(&s.cfg)
 	s.assigning = newAssigning(&s.cfg, &s.mu, s.logger)
-	s.notices = notices.New(s.log, s.own.session)
-	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
-	s.clients = newClients(clients{log: s.log, notices: s.notices, use: &s.use, now: s.nowLocked, owns: s.OwnedBy,
-		logger: s.logger})
 	s.timeline = newTimeline(s.use.Started)
 	s.culling = culling{cull: &s.cfg.Cull, clients: s.clients, timeline: &s.timeline, changed: make(chan struct{}, 1)}
 	s.mu.commit = s.commitLocked
@@ -164,6 +168,14 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 
 // SetReaper makes the kernel's process one that r spares. It must be called before Run.
 func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.starter.Reaper = r }
+
+// SetSeat lets the kernel give its GPU back while it does nothing. It must be called before Run.
+func (s *Supervisor) SetSeat(seat gpumemory.Seat) {
+	if p := s.cfg.GPUSamples.Park; p.Idle > 0 && !p.Never && s.cfg.GPUProgram != "" && s.cfg.GPUSamples.Every > 0 {
+		s.starter.Called = s.parker.Called
+		s.parker.SetSeat(seat, p)
+	}
+}
 
 // SetHeld names locks of GPUs that the kernel has inherited. They are released when the kernel has ended for good. It
 // must be called before Run.

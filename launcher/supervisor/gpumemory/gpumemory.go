@@ -1,5 +1,5 @@
 // Package gpumemory has NVIDIA's driver save and restore the GPU memory of a kernel's process, through ekg-gpu beside
-// the kernel. It says which messages need that memory, and whether there is room to save it. Package supervisor decides
+// the kernel. It says which messages need that memory, and whether there is room to save it. Package parker decides
 // when a kernel is parked. The package starts no goroutine. Begin with Driver.Ask.
 package gpumemory
 

@@ -1,11 +1,10 @@
-package supervisor
+package parker
 
 import (
 	"context"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
-	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -29,29 +28,44 @@ const (
 	waitShown = 300 * time.Millisecond // a shorter wait is not shown
 )
 
+// Process is the kernel's process, as package starter has it.
+type Process interface {
+	gpumemory.Process
+	PID() int
+	HoldsGPUCalls() (holds bool, why string)
+	PassGPUCalls()
+}
+
+// life is one life of the kernel's process. Its methods take the lock, except for those whose names end in Locked.
+type life struct {
+	*Parker
+	proc    Process
+	adopted bool
+	giveUp  func(reason string)
+}
+
 // park parks the kernel and wakes it, until its process has ended.
 func (l *life) park(ctx context.Context) {
-	s, p := l.s, &l.s.parker
 	if !l.findParked(ctx) {
 		return
 	}
 	var kept gpumemory.Kept
 	for ctx.Err() == nil {
-		s.mu.Lock()
-		until := s.use.KeepGPUUntil
+		l.Mu.Lock()
+		until := l.Use.KeepGPUUntil
 		save, wake, pause := false, false, parkRetry
-		if p.owns() {
-			save, pause = s.parkDueLocked(false)
+		if l.Owns() {
+			save, pause = l.due(false)
 		} else {
-			wake = s.needsGPULocked() // CUDA makes it wait
+			wake = l.needsGPU() // CUDA makes it wait
 		}
-		owns := p.owns()
-		s.mu.Unlock()
-		if err := kept.Say(p.seat, owns, until); err != nil {
-			s.logger.Error("kernels that wait do not see how long a GPU is kept", logkey.Err, err)
+		owns := l.Owns()
+		l.Mu.Unlock()
+		if err := kept.Say(l.seat, owns, until); err != nil {
+			l.Logger.Error("kernels that wait do not see how long a GPU is kept", logkey.Err, err)
 		}
 		if owns && !save && pause == parkLook {
-			save = p.seat.Wanted() // it may be parked for another kernel
+			save = l.seat.Wanted() // it may be parked for another kernel
 		}
 		switch {
 		case save:
@@ -62,7 +76,7 @@ func (l *life) park(ctx context.Context) {
 			t := time.NewTimer(pause)
 			select {
 			case <-t.C:
-			case <-p.changed:
+			case <-l.changed:
 			case <-ctx.Done():
 			}
 			t.Stop()
@@ -70,57 +84,64 @@ func (l *life) park(ctx context.Context) {
 	}
 }
 
-// parkDueLocked reports whether the kernel is to be parked now, and otherwise how long it is until that may be. wanted
-// says whether another kernel waits for its GPU.
-func (s *Supervisor) parkDueLocked(wanted bool) (now bool, pause time.Duration) {
-	p, use, at := &s.parker, s.gpuUseLocked(), s.nowLocked()
-	if s.use.Version() == p.failed {
-		return false, parkRetry // until something changes
+// awaitCalls hears of calls of CUDA that wait, until the process has ended. What restores GPU memory makes them too.
+func (l *life) awaitCalls(ctx context.Context) {
+	for {
+		select {
+		case <-l.called:
+		case <-ctx.Done():
+			return
+		}
+		l.Mu.Lock()
+		if l.calls.At = l.Now(); l.own {
+			l.woken = l.calls.At // it is about to use the GPU
+			l.passCallsLocked()
+		}
+		l.Mu.Unlock()
+		l.Changed()
 	}
-	if wait := p.retry.Sub(at); wait > 0 {
-		return false, wait
-	}
-	// The first moment at which it could be parked for another kernel; nobody else is asked before.
-	due, ok := p.settings.Due(use, true)
-	if !ok {
-		return false, parkRetry // until something changes
-	}
-	if wait := due.Sub(at); wait > 0 {
-		return false, min(wait, parkRetry)
-	}
-	if wanted {
-		return true, 0
-	}
-	due, ok = p.settings.Due(use, false)
-	return ok && !at.Before(due), parkLook
+}
+
+// gotGPULocked lets the kernel have what waited for the GPU.
+func (l *life) gotGPULocked() {
+	l.own, l.wish, l.woken = true, false, l.Now()
+	l.passCallsLocked()
+	l.Notices.GPU.End("")
+	l.Notices.Parked.End("")
+	l.Shell.Release(gate.Parked)
+}
+
+// passCallsLocked lets the calls of CUDA go on that wait. The GPU is the kernel's.
+func (l *life) passCallsLocked() {
+	l.calls.At = time.Time{}
+	l.proc.PassGPUCalls()
 }
 
 // findParked finds out what an earlier supervisor has left. It reports false if the kernel was killed, or has ended.
 func (l *life) findParked(ctx context.Context) bool {
-	s, p := l.s, &l.s.parker
-	own, err := p.seat.Owns()
+	own, err := l.seat.Owns()
 	if err != nil {
-		s.logger.Warn("it is not known who has the kernel's GPU", logkey.Err, err)
-		own = !l.started.Adopted // its parent has taken it for this start, or holds it no more
+		l.Logger.Warn("it is not known who has the kernel's GPU", logkey.Err, err)
+		own = !l.adopted // its parent has taken it for this start, or holds it no more
 	}
 	state := api.GPUNone
 	if own {
 		state = api.GPUHeld
 	}
-	if l.started.Adopted {
+	if l.adopted {
 		// A command of the earlier supervisor may still run.
-		a := p.driver.Settle(ctx, l.proc, gpu.Look, unknownMemory)
-		for limit := s.now().Add(adoptLimit); a.State == gpu.CUDAUnknown && s.now().Before(limit); {
+		a := l.driver.Settle(ctx, l.proc, gpu.Look, unknownMemory)
+		for limit := l.Now().Add(adoptLimit); a.State == gpu.CUDAUnknown && l.Now().Before(limit); {
 			if goroutines.Sleep(ctx, gpumemory.Pause) != nil {
 				return false
 			}
-			a = p.driver.Settle(ctx, l.proc, gpu.Look, unknownMemory)
+			a = l.driver.Settle(ctx, l.proc, gpu.Look, unknownMemory)
 		}
 		switch a.State {
 		case gpu.CUDASaved:
 			state = api.GPUParked
-			if err := p.seat.Return(); err != nil {
-				s.logger.Error("a GPU is not given back", logkey.Err, err)
+			if err := l.seat.Return(); err != nil {
+				l.Logger.Error("a GPU is not given back", logkey.Err, err)
 			}
 		case gpu.CUDALocked, gpu.CUDAUnknown, gpu.CUDAUnanswered:
 			state = api.GPUParked // it may be. The next cell restores what is saved. The GPU is not given back for it
@@ -129,14 +150,13 @@ func (l *life) findParked(ctx context.Context) bool {
 			return false
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p.saved = state == api.GPUParked
-	p.enter(state, "", s.nowLocked())
-	p.own, p.memory, p.failed, p.woken = state == api.GPUHeld, unknownMemory, 0, s.now()
-	g := s.kernel.gates[jupyter.Shell]
-	if p.wish = !p.own && !p.lazy() && g.Any(needsGPU); !p.wish {
-		g.Release(gate.Parked)
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.saved = state == api.GPUParked
+	l.enter(state, "")
+	l.own, l.memory, l.failed, l.woken = state == api.GPUHeld, unknownMemory, 0, l.Now()
+	if l.wish = !l.own && !l.lazy() && l.Shell.Any(messageNeedsGPU); !l.wish {
+		l.Shell.Release(gate.Parked)
 	}
 	return true
 }
@@ -145,45 +165,44 @@ func (l *life) findParked(ctx context.Context) bool {
 // says why. The driver is asked first, so no message waits if it cannot be done. One kernel of the machine does this at
 // a time, and the kernel that waits has taken the GPU before the next one looks.
 func (l *life) save(ctx context.Context) {
-	s, p := l.s, &l.s.parker
-	end, err := p.seat.Exclusive(ctx)
+	end, err := l.seat.Exclusive(ctx)
 	if err != nil {
 		if goroutines.Sleep(ctx, parkLook) == nil {
-			s.logger.Error("the kernel keeps its GPU", logkey.Err, err)
+			l.Logger.Error("the kernel keeps its GPU", logkey.Err, err)
 		}
 		return
 	}
 	defer end()
-	s.mu.Lock()
-	memory := s.gpuUseLocked().Memory
-	s.mu.Unlock()
-	a, why := p.driver.Ask(ctx, l.proc, gpu.Look, memory), ""
+	l.Mu.Lock()
+	memory := l.use().Memory
+	l.Mu.Unlock()
+	a, why := l.driver.Ask(ctx, l.proc, gpu.Look, memory), ""
 	switch {
 	case ctx.Err() != nil:
 		return
 	case a.Failure != nil:
 		why = a.Failure.Error()
-	case a.State == gpu.CUDARunning && s.cfg.SameMachine:
+	case a.State == gpu.CUDARunning && l.SameMachine:
 		why = gpumemory.NoRoom(l.proc.PID(), memory)
 	}
-	wanted := p.seat.Wanted()
-	s.mu.Lock()
+	wanted := l.seat.Wanted()
+	l.Mu.Lock()
 	if why != "" {
 		l.keepGPULocked(why)
-		s.mu.Unlock()
+		l.Mu.Unlock()
 		return
 	}
-	if due, _ := s.parkDueLocked(wanted); !due {
-		s.mu.Unlock()
+	if due, _ := l.due(wanted); !due {
+		l.Mu.Unlock()
 		return // a message came, or the other kernel waits no more
 	}
-	p.own, p.saved = false, a.State != gpu.CUDANone
-	p.enter(api.GPUParking, "", s.nowLocked())
-	s.kernel.gates[jupyter.Shell].Hold(gate.Parked)
-	s.mu.Unlock()
+	l.own, l.saved = false, a.State != gpu.CUDANone
+	l.enter(api.GPUParking, "")
+	l.Shell.Hold(gate.Parked)
+	l.Mu.Unlock()
 	began := time.Now()
 	if a.State != gpu.CUDANone {
-		a = p.driver.Settle(ctx, l.proc, gpu.Save, memory)
+		a = l.driver.Settle(ctx, l.proc, gpu.Save, memory)
 	}
 	if ctx.Err() == nil && (a.State == gpu.CUDASaved || a.State == gpu.CUDANone) {
 		l.gaveBack(a.State, memory, time.Since(began))
@@ -199,26 +218,25 @@ func (l *life) save(ctx context.Context) {
 		why = a.Failure.Error()
 	}
 	// Whatever has become of it: it keeps its GPU, and its memory there comes back.
-	s.mu.Lock()
-	s.gotGPULocked()
-	s.mu.Unlock()
+	l.Mu.Lock()
+	l.gotGPULocked()
+	l.Mu.Unlock()
 	if a.State != gpu.CUDARunning && !l.restore(ctx, memory) {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gotGPULocked()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.gotGPULocked()
 	l.keepGPULocked(why)
 }
 
 // awaitTaken waits until the kernel that waits has taken the GPU, so that no other kernel gives its GPU back for it. It
 // does not wait if this kernel needs its GPU again.
 func (l *life) awaitTaken(ctx context.Context) {
-	s, p := l.s, &l.s.parker
-	for limit := time.Now().Add(takeLimit); p.seat.Wanted() && time.Now().Before(limit); {
-		s.mu.Lock()
-		wish := s.needsGPULocked()
-		s.mu.Unlock()
+	for limit := time.Now().Add(takeLimit); l.seat.Wanted() && time.Now().Before(limit); {
+		l.Mu.Lock()
+		wish := l.needsGPU()
+		l.Mu.Unlock()
 		if wish || goroutines.Sleep(ctx, waitLook) != nil {
 			return
 		}
@@ -228,78 +246,74 @@ func (l *life) awaitTaken(ctx context.Context) {
 // keepGPULocked notes that the kernel was not parked. That is tried again when the kernel has done something. If only
 // ekg-gpu was not there, it is tried again in any case.
 func (l *life) keepGPULocked(why string) {
-	s, p := l.s, &l.s.parker
-	if p.reason != why {
-		s.logger.Info("the kernel keeps its GPU", logkey.Reason, why)
+	if l.reason != why {
+		l.Logger.Info("the kernel keeps its GPU", logkey.Reason, why)
 	}
-	p.enter(api.GPUFailed, why, s.nowLocked())
-	p.failed, p.retry = s.use.Version(), s.now().Add(parkRetry)
+	l.enter(api.GPUFailed, why)
+	l.failed, l.retry = l.Use.Version(), l.Now().Add(parkRetry)
 	if why == process.NoGPUProgram {
-		p.failed, p.retry = 0, s.now().Add(parkLook)
+		l.failed, l.retry = 0, l.Now().Add(parkLook)
 	}
 }
 
 // gaveBack gives the GPU back, whose memory is saved, or which the kernel does not use.
 func (l *life) gaveBack(state gpu.CUDAState, memory int64, took time.Duration) {
-	s, p := l.s, &l.s.parker
-	if err := p.seat.Return(); err != nil {
-		s.logger.Error("a GPU is not given back", logkey.Err, err)
+	if err := l.seat.Return(); err != nil {
+		l.Logger.Error("a GPU is not given back", logkey.Err, err)
 	}
-	s.logger.Info("the kernel has given its GPU back", logkey.GPU, string(state), logkey.Memory, memory, logkey.Took, took)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	l.Logger.Info("the kernel has given its GPU back", logkey.GPU, string(state), logkey.Memory, memory, logkey.Took, took)
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	to := api.GPUNone
 	if state == gpu.CUDASaved {
-		to, p.memory = api.GPUParked, memory
+		to, l.memory = api.GPUParked, memory
 	}
-	p.saved = to == api.GPUParked
-	p.enter(to, "", s.nowLocked())
-	for sess := range s.clients.sessions.All() {
-		s.notices.Parked.Add(sess.Number, sess.LastCell)
+	l.saved = to == api.GPUParked
+	l.enter(to, "")
+	for sess := range l.Sessions.All() {
+		l.Notices.Parked.Add(sess.Number, sess.LastCell)
 	}
-	s.notices.Parked.Show(gpumemory.Said(to, memory, s.nowLocked()))
-	if !p.wish {
-		s.kernel.gates[jupyter.Shell].Release(gate.Parked)
+	l.Notices.Parked.Show(gpumemory.Said(to, memory, l.Now()))
+	if !l.wish {
+		l.Shell.Release(gate.Parked)
 	}
 }
 
 // wake takes the GPU again, lets the kernel have the messages that wait, and restores the GPU memory beside them: calls
 // of CUDA wait until it is there.
 func (l *life) wake(ctx context.Context) {
-	s, p := l.s, &l.s.parker
-	s.mu.Lock()
-	saved, memory := p.saved, p.memory
-	p.enter(api.GPUWaking, "", s.nowLocked())
-	s.mu.Unlock()
+	l.Mu.Lock()
+	saved, memory := l.saved, l.memory
+	l.enter(api.GPUWaking, "")
+	l.Mu.Unlock()
 	began := time.Now()
 	if !l.takeGPU(ctx) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.notices.GPU.End("")
-		p.enter(api.GPUNone, "", s.nowLocked())
+		l.Mu.Lock()
+		defer l.Mu.Unlock()
+		l.Notices.GPU.End("")
+		l.enter(api.GPUNone, "")
 		if saved {
-			p.enter(api.GPUParked, "", s.nowLocked())
+			l.enter(api.GPUParked, "")
 		}
 		return
 	}
 	waited := time.Since(began)
-	s.mu.Lock()
-	s.gotGPULocked()
-	s.mu.Unlock()
+	l.Mu.Lock()
+	l.gotGPULocked()
+	l.Mu.Unlock()
 	if saved && !l.restore(ctx, memory) {
 		return
 	}
-	s.logger.Info("the kernel has its GPU again", logkey.Waited, waited, logkey.Took, time.Since(began))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p.enter(api.GPUHeld, "", s.nowLocked())
-	s.gotGPULocked()
+	l.Logger.Info("the kernel has its GPU again", logkey.Waited, waited, logkey.Took, time.Since(began))
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.enter(api.GPUHeld, "")
+	l.gotGPULocked()
 }
 
 // takeGPU waits for the kernel's GPU. It returns false if nothing needs it any more.
 func (l *life) takeGPU(ctx context.Context) bool {
-	s, p := l.s, &l.s.parker
-	began := s.now()
+	began := l.Now()
 	var turn gpumemory.Turn
 	defer func() {
 		if turn != nil {
@@ -310,12 +324,12 @@ func (l *life) takeGPU(ctx context.Context) bool {
 		fails := func(err error) {
 			if text := err.Error(); text != told {
 				told = text
-				s.logger.Error("the kernel cannot take its GPU; this is tried again", logkey.Err, err)
+				l.Logger.Error("the kernel cannot take its GPU; this is tried again", logkey.Err, err)
 			}
 		}
 		if turn == nil {
 			var err error
-			if turn, err = p.seat.Wait(began); err != nil {
+			if turn, err = l.seat.Wait(began); err != nil {
 				fails(err)
 			}
 		}
@@ -331,17 +345,17 @@ func (l *life) takeGPU(ctx context.Context) bool {
 		if taken {
 			return true
 		}
-		text := gpumemory.Waits(p.seat, before)
-		s.mu.Lock()
-		s.answerLooksLocked()
-		wanted := s.needsGPULocked()
-		if wanted && text != shown && s.now().Sub(began) >= waitShown {
-			s.showGPUWaitLocked(text)
+		text := gpumemory.Waits(l.seat, before)
+		l.Mu.Lock()
+		l.answerLooks()
+		wanted := l.needsGPU()
+		if wanted && text != shown && l.Now().Sub(began) >= waitShown {
+			l.showWait(text)
 			shown = text
 		}
-		s.mu.Unlock()
+		l.Mu.Unlock()
 		pause := waitLook
-		if s.now().Sub(began) > time.Second {
+		if l.Now().Sub(began) > time.Second {
 			pause = waitLater
 		}
 		if !wanted || goroutines.Sleep(ctx, pause) != nil {
@@ -354,7 +368,7 @@ func (l *life) takeGPU(ctx context.Context) bool {
 // possible.
 func (l *life) restore(ctx context.Context, memory int64) bool {
 	for told := ""; ; {
-		a := l.s.parker.driver.Settle(ctx, l.proc, gpu.Restore, memory)
+		a := l.driver.Settle(ctx, l.proc, gpu.Restore, memory)
 		switch {
 		case ctx.Err() != nil:
 			return false
@@ -370,10 +384,10 @@ func (l *life) restore(ctx context.Context, memory int64) bool {
 		// It is still saved, as when the memory of the last holder is not free yet.
 		if a.Failure != nil && a.Failure.Error() != told {
 			told = a.Failure.Error()
-			l.s.logger.Warn("GPU memory is not restored yet; this is tried again", logkey.Err, told)
-			l.s.mu.Lock()
-			l.s.parker.enter(api.GPUWaking, told, l.s.nowLocked())
-			l.s.mu.Unlock()
+			l.Logger.Warn("GPU memory is not restored yet; this is tried again", logkey.Err, told)
+			l.Mu.Lock()
+			l.enter(api.GPUWaking, told)
+			l.Mu.Unlock()
 		}
 		if goroutines.Sleep(ctx, gpumemory.Pause) != nil {
 			return false

@@ -1,0 +1,128 @@
+package parker
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
+)
+
+// kernel is an idle kernel with a GPU that another kernel wants, and a driver that does what it is asked for. It is its
+// own seat and process.
+type kernel struct {
+	*Parker
+	mu    sync.Mutex
+	use   activity.Use
+	cuda  gpu.CUDAState
+	holds bool // calls of CUDA wait
+	taken bool // another kernel has the GPU
+}
+
+func (k *kernel) Owns() (bool, error)                             { return true, nil }
+func (k *kernel) Return() error                                   { return nil }
+func (k *kernel) Keep(time.Time) error                            { return nil }
+func (k *kernel) Kept() (time.Time, error)                        { return time.Time{}, nil }
+func (k *kernel) Wanted() bool                                    { return true }
+func (k *kernel) Wait(time.Time) (gpumemory.Turn, error)          { return k, nil }
+func (k *kernel) Exclusive(context.Context) (func(), error)       { return func() {}, nil }
+func (k *kernel) Leave()                                          {}
+func (k *kernel) PID() int                                        { return 1 }
+func (k *kernel) PassGPUCalls()                                   {}
+func (k *kernel) HoldsGPUCalls() (holds bool, why string)         { return k.holds, "calls cannot be held" }
+func (k *kernel) abort(*requests.Request, string, string, string) {}
+
+func (k *kernel) Take() (taken bool, before int, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.taken, 0, nil
+}
+
+func (k *kernel) AskGPU(c process.GPUCommand) {
+	switch {
+	case c.Do == gpu.Save && k.cuda == gpu.CUDARunning:
+		k.cuda = gpu.CUDASaved
+	case c.Do == gpu.Restore && k.cuda == gpu.CUDASaved:
+		k.cuda = gpu.CUDARunning
+	}
+	k.Answered(gpu.Answer{ID: c.ID, State: k.cuda})
+}
+
+// begin starts an idle kernel's life with a GPU, in a bubble of synctest.
+func begin(t *testing.T, k *kernel) {
+	t.Helper()
+	log := messagelog.New(messagelog.Options{Stamp: func([]byte) messagelog.Stamp { return messagelog.Stamp{} }})
+	table, sessions := requests.NewTable(), session.NewTable(func(*session.Session) {})
+	k.use = activity.NewUse(time.Now, &api.Cull{})
+	k.use.Ready()
+	k.use.GPUs.Devices = []api.GPU{{UUID: "GPU-1", MemoryUsed: 1 << 30, Utilization: new(float64)}}
+	k.Parker = New(Options{Mu: &k.mu, Use: &k.use, Shell: gate.New(), Log: log, Notices: notices.New(log, "own"),
+		Requests: &table, Sessions: &sessions, Warm: func() bool { return false }, Abort: k.abort, Now: time.Now,
+		Logger: slog.New(slog.DiscardHandler)})
+	k.SetSeat(k, api.Park{Idle: time.Minute})
+	ctx, cancel := context.WithCancel(t.Context())
+	end := k.Begin(ctx, k, false, func(why string) { t.Error(why) })
+	t.Cleanup(func() { cancel(); end() })
+}
+
+// is checks the state after a time.
+func (k *kernel) is(t *testing.T, after time.Duration, state api.ParkState, reason string) {
+	t.Helper()
+	time.Sleep(after)
+	synctest.Wait()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if got := k.Shown(time.Time{}); got.State != state || got.Reason != reason {
+		t.Errorf("after %s it is %+v, want %s %q", after, got, state, reason)
+	}
+}
+
+// cell sends a cell to the kernel's shell.
+func (k *kernel) cell(t *testing.T) {
+	t.Helper()
+	m := jupyter.New(jupyter.Shell, "execute_request", "one", nil, struct{}{})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Hold(&m, "execute_request")
+	if err := k.Shell.Push(m, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// A kernel that cannot have its calls of CUDA held takes its GPU for each cell. Its model says why.
+func TestParker_CallsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{cuda: gpu.CUDANone}
+		begin(t, k)
+		k.is(t, 30*time.Second, api.GPUHeld, "")
+		k.is(t, time.Minute, api.GPUNone, "calls cannot be held")
+		k.cell(t)
+		k.is(t, 0, api.GPUHeld, "")
+	})
+}
+
+// A kernel whose owner keeps its GPU is not parked before that time.
+func TestParker_Keep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{cuda: gpu.CUDARunning, holds: true}
+		begin(t, k)
+		k.mu.Lock()
+		k.use.KeepGPUUntil = time.Now().Add(time.Hour)
+		k.mu.Unlock()
+		k.is(t, 59*time.Minute, api.GPUHeld, "")
+		k.is(t, 3*time.Minute, api.GPUParked, "")
+	})
+}
