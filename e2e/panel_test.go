@@ -11,7 +11,7 @@ import (
 )
 
 // TestE2E_Panel uses jupyter-ekg's panel of kernels in JupyterLab with real kernels and a user's token: the list, what
-// a kernel waits for, its GPU, keeping, sharing, restoring, ending, a gateway that is killed and comes back, texts that
+// a kernel waits for, its GPU, keeping both, sharing, restoring, ending, a gateway that is killed and comes back, texts that
 // look like HTML, and accessibility.
 func TestE2E_Panel(t *testing.T) {
 	g := newPanelGateway(t)
@@ -39,7 +39,8 @@ func TestE2E_PanelNotebook(t *testing.T) {
 func newPanelGateway(t *testing.T) *gateway {
 	t.Helper()
 	nvml := newFakeNVML(t)
-	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-keep-limit", "12h", "--start-wait", "1s")
+	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-keep-limit", "12h", "--start-wait", "1s",
+		"--park-idle", "1h")
 	g.moveTo("127.0.0.2") // while the gateway is down, no other program takes its port
 	g.users("{name: ann, tokens: [%q]}", g.token, "{name: bob, tokens: [%q]}", "token-bob")
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}

@@ -63,7 +63,7 @@ class Panel {
   }
 
   async keep(title, label) {
-    await this.row(title).getByRole('button', { name: /^Keep/ }).click();
+    await this.row(title).getByRole('button', { name: /^Keep the kernel/ }).click();
     await this.item(label).click();
   }
 
@@ -198,7 +198,7 @@ await check('why a start waits', async () => {
 });
 
 await check('keep and undo, with the keyboard; a refusal is shown', async () => {
-  await panel.row('train.ipynb').getByRole('button', { name: /^Keep/ }).focus();
+  await panel.row('train.ipynb').getByRole('button', { name: /^Keep the kernel/ }).focus();
   await page.keyboard.press('Enter');
   await panel.item('Keep for 4 Hours').waitFor();
   await panel.accessible('a menu', '.jp-ekg-Kernels');
@@ -213,6 +213,18 @@ await check('keep and undo, with the keyboard; a refusal is shown', async () => 
   await panel.keep('train.ipynb', 'Keep for 24 Hours');
   await panel.row('train.ipynb').getByRole('alert').filter({ hasText: '12h' }).waitFor();
 });
+
+await check('keep the GPU and undo', async () => {
+  await panel.reads('train.ipynb', 'GPU not kept');
+  await panel.row('train.ipynb').getByRole('button', { name: /^Keep the GPU/ }).click();
+  await panel.item('Keep the GPU for 1 Hour').click();
+  await panel.reads('train.ipynb', 'GPU kept until');
+  const { keep_until, parked } = await model(id);
+  const minutes = (Date.parse(parked.keep_gpu_until) - Date.now()) / 60e3;
+  if (keep_until || Math.abs(minutes - 60) > 5) throw new Error(`the GPU is kept for ${minutes} min, and ${keep_until}`);
+  await panel.row('train.ipynb').getByRole('button', { name: /^Undo keeping the GPU/ }).click();
+  await panel.reads('train.ipynb', 'GPU not kept');
+}, 60);
 
 await check('share with a user and a group, and remove', async () => {
   await panel.choose('train.ipynb', 'Share…');

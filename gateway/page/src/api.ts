@@ -9,7 +9,7 @@ export interface GPU { uuid: string; model?: string; memory_total?: number; memo
 export interface Grant { user?: string; group?: string; right: 'read' | 'use' }
 /** What has become of the GPU of a kernel that may be parked. */
 export interface Parked { state?: 'none' | 'held' | 'parking' | 'parked' | 'waking' | 'failed'; since?: string;
-  reason?: string }
+  reason?: string; keep_gpu_until?: string }
 export interface Kernel {
   id: string; name: string; last_activity: string; execution_state: string; connections: number; created: string;
   memory?: number; reason?: string; cull_at?: string; keep_until?: string;

@@ -20,7 +20,8 @@ export function Detail({ kernel: k, now, live, uses, entered, open, back }: Prop
   const facts: [string, string | undefined][] = [
     ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason ?? NONE],
     ['Job', jobText(k) || undefined], ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined],
-    ['GPU now', k.parked?.state && (parkedText(k, now) || 'held')], ['Clients', String(k.connections)],
+    ['GPU now', k.parked?.state && (parkedText(k, now) || 'held')],
+    ['GPU kept until', k.parked?.keep_gpu_until && time(k.parked.keep_gpu_until)], ['Clients', String(k.connections)],
     ['Memory', k.memory ? bytes(k.memory) : NONE],
     ['Shared with', k.shared_with?.map(g => `${g.user ?? `group ${g.group}`} (${g.right})`).join(', ') || undefined],
     ['Created', at(k.created)], ['Last activity', at(k.last_activity)],

@@ -5,12 +5,12 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { type Grant, type Kernel, kernelPath, request } from './api';
 import { time } from './format';
 
-export type Action = 'interrupt' | 'restart' | 'stop' | 'keep' | 'share';
+export type Action = 'interrupt' | 'restart' | 'stop' | 'keep' | 'keep GPU' | 'share';
 
 const AWAY = 'The gateway does not answer. The action may have been done.';
 
 const titles: Record<Action, string> =
-  { interrupt: 'Interrupt', restart: 'Restart', stop: 'Stop', keep: 'Keep', share: 'Share' };
+  { interrupt: 'Interrupt', restart: 'Restart', stop: 'Stop', keep: 'Keep', 'keep GPU': 'Keep GPU', share: 'Share' };
 
 /** Lists what the user may try. Only the owner and admins are told who a kernel is shared with. */
 export function actionsFor(k: Kernel): Action[] {
@@ -19,6 +19,7 @@ export function actionsFor(k: Kernel): Action[] {
   if (k.owner === undefined || k.shared_with !== undefined) {
     all.push('stop');
     if (alive) all.push('keep');
+    if (alive && k.parked?.state) all.push('keep GPU');
     if (k.shared_with !== undefined) all.push('share');
   }
   return all;
@@ -55,10 +56,10 @@ export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action
   };
   return <dialog ref={dialog} onClose={close} aria-labelledby="action-title">
     <form onSubmit={run}>
-      <h2 id="action-title">{titles[action]} this kernel?</h2>
+      <h2 id="action-title">{action === 'keep GPU' ? 'Keep the GPU of' : titles[action]} this kernel?</h2>
       <p>{kernel.name}{kernel.owner ? ` of ${kernel.owner}` : ''}, <code>{kernel.id}</code></p>
       {explain(kernel, action)}
-      {action === 'keep' && <label>Hours; 0 ends keeping it{' '}
+      {(action === 'keep' || action === 'keep GPU') && <label>Hours; 0 ends keeping it{' '}
         <input type="number" min="0" max="8760" step="any" required value={hours}
           onInput={e => setHours(e.currentTarget.value)} />
       </label>}
@@ -84,6 +85,8 @@ function explain(k: Kernel, action: Action): ComponentChildren {
       {clients} connected.</p>;
     case 'keep': return <p>The kernel is not ended for being idle until then.
       {k.keep_until ? ` It is kept until ${time(k.keep_until)}.` : ''}</p>;
+    case 'keep GPU': return <p>The kernel keeps its GPU until then, also if it is idle and another kernel waits.
+      {k.parked?.keep_gpu_until ? ` It is kept until ${time(k.parked.keep_gpu_until)}.` : ''}</p>;
     case 'share': return <p>Users with “read” see its output. Users with “use” also run code in it, with its owner's
       rights and files.</p>;
   }
@@ -111,9 +114,10 @@ async function send(k: Kernel, action: Action, hours: string, grants: string): P
     case 'restart': await request(kernelPath(k.id, '/restart'), { method: 'POST' }); return;
     case 'stop': await request(kernelPath(k.id), { method: 'DELETE' }); return;
     case 'share': await patch({ shared_with: readGrants(grants) }); return;
-    case 'keep': {
+    case 'keep':
+    case 'keep GPU': {
       const h = Number(hours);
-      await patch({ keep_until: h > 0 ? new Date(Date.now() + h * 3_600_000).toISOString() : null });
+      await patch({ [action === 'keep' ? 'keep_until' : 'keep_gpu_until']: h > 0 ? new Date(Date.now() + h * 3_600_000).toISOString() : null });
     }
   }
 }

@@ -4,8 +4,8 @@
 credential. Any user who may read kernels here may read it. ``.../kernels/ID/outputs`` returns the cells' outputs from
 that log, and ``{base_url}jupyter-ekg/me`` the user that the gateway knows by that credential.
 
-``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps and
-shares a kernel, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the
+``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps a
+kernel or its GPU, and shares it, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the
 gateway's. ``POST .../kernels/ID/jobs`` runs the rest of a notebook as a job in the kernel. ``GET
 {base_url}jupyter-ekg/jobs/ID`` returns a job, and ``.../jobs/ID/outputs`` its cells' outputs. ``POST .../jobs/ID/connect``
 makes its kernel one of this server's. Nothing else is forwarded.
@@ -32,7 +32,7 @@ from .watch import Watch, event
 KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
 _JOB_ID = r"(?P<job_id>\w+-\w+-\w+-\w+-\w+)"
 _ACTION = r"(?P<action>interrupt|restart)"
-_CHANGES = ("keep_until", "shared_with")  # members of a PATCH that are forwarded
+_CHANGES = ("keep_until", "keep_gpu_until", "shared_with")  # members of a PATCH that are forwarded
 # The members of a submission, with their types.
 _SUBMISSION = {"notebook": (dict,), "from_cell": (int, str), "name": (str,), "input_path": (str,), "then": (str,),
                "token": (str,)}  # fmt: skip
@@ -229,7 +229,7 @@ class _ChangeHandler(APIHandler):
 
 
 class KernelHandler(_ChangeHandler):
-    """Keeps, shares and ends a kernel."""
+    """Keeps a kernel or its GPU, shares and ends a kernel."""
 
     @web.authenticated
     @authorized("write", resource="kernels")
@@ -239,7 +239,7 @@ class KernelHandler(_ChangeHandler):
             raise web.HTTPError(413, "The request is too long.")
         body = self.body()
         if not isinstance(body, dict) or not body or not set(body) <= set(_CHANGES):
-            raise web.HTTPError(400, "The body is no object of keep_until or shared_with.")
+            raise web.HTTPError(400, "The body is no object of keep_until, keep_gpu_until or shared_with.")
         await self.forward(kernel_id, "PATCH", body=body)
 
     @web.authenticated

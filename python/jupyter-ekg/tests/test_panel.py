@@ -276,6 +276,7 @@ def test_answers_of_no_gateway(answer, monkeypatch):
 
 CHANGES = [
     ("PATCH", "", {"keep_until": None}, 200),
+    ("PATCH", "", {"keep_gpu_until": "2026-01-02T03:04:05Z"}, 200),
     ("PATCH", "", {"shared_with": [{"user": "bob", "right": "read"}]}, 200),
     ("POST", "/interrupt", None, 200),
     ("POST", "/restart", None, 200),

@@ -180,6 +180,9 @@ test('actions are those of the viewer', () => {
   assert.deepEqual(actionsFor(kernel('a', { owner: 'ann', shared_with: [] })),
     ['interrupt', 'restart', 'stop', 'keep', 'share']);
   assert.deepEqual(actionsFor(kernel('a', { execution_state: 'dead' })), ['restart', 'stop']);
+  const parked = { parked: { state: 'held' } } as const;
+  assert.deepEqual(actionsFor(kernel('a', parked)), ['interrupt', 'restart', 'stop', 'keep', 'keep GPU']);
+  assert.deepEqual(actionsFor(kernel('a', { ...parked, owner: 'ann' })), ['interrupt', 'restart'], 'of another user');
 });
 
 test('messages become text, whatever their content is', () => {

@@ -183,6 +183,10 @@ test('actions that the gateway would refuse are not offered', () => {
   assert.deepEqual(actions({ owner: 'ann', shared_with: [] }), ['interrupt', 'restart', 'shutdown', 'keep', 'share']);
   assert.deepEqual(actions({ owner: 'bob', cull_at: later(20) }), ['interrupt', 'restart']);
   assert.deepEqual(actions({ execution_state: 'starting' }), ['shutdown']);
+  const parked = { parked: { state: 'held' } };
+  assert.deepEqual(actions(parked), ['interrupt', 'restart', 'shutdown', 'keep', 'keepGPU']);
+  assert.deepEqual(actions({ ...parked, owner: 'bob' }), ['interrupt', 'restart']);
+  assert.deepEqual(actions({ ...parked, execution_state: 'dead' }), ['restart', 'shutdown']);
   assert.deepEqual(actions({ execution_state: 'dead' }), ['restart', 'shutdown']);
 });
 
@@ -239,6 +243,10 @@ test('a parked kernel says what has become of its GPU', () => {
   assert.match(texts.summary(of('parked'), NOW), /^GPU parked 12 min · Idle/);
   assert.match(texts.summary(of('failed', 'its program'), NOW), /^GPU: 1 · Idle/);
   assert.match(texts.details(of('failed', 'its program'), NOW), /^Keeps its GPU: its program$/m);
+  const kept = kernel({ parked: { state: 'held', keep_gpu_until: later(120) } });
+  assert.match(texts.gpuKept(kept, NOW), /^GPU kept until \d+:\d+/);
+  assert.match(texts.details(kept, NOW), /^GPU kept until \d+:\d+/m);
+  assert.equal(texts.gpuKept(of('held'), NOW), '');
 });
 
 test('the status bar says what JupyterLab does not say itself', () => {

@@ -7,7 +7,7 @@ import { question, type Action, type IRow } from './rows';
 import * as server from './server';
 import { askAndShare } from './share';
 
-/** The times for which a kernel can be kept, in hours. The gateway's limit is in its answer. */
+/** The times for which a kernel or its GPU can be kept, in hours. The gateway's limit is in its answer. */
 export const KEEP_HOURS = [1, 4, 8, 24] as const;
 
 /** Does what the user asks for with kernels. */
@@ -22,7 +22,7 @@ export class Actions {
   ) {}
 
   /** Asks, if something can be lost, and acts. Resolves also if the action failed: its row says why. */
-  async run(row: IRow, action: Exclude<Action, 'keep'>): Promise<void> {
+  async run(row: IRow, action: Exclude<Action, 'keep' | 'keepGPU'>): Promise<void> {
     if (action === 'share') {
       await askAndShare(row);
       return;
@@ -39,10 +39,10 @@ export class Actions {
     }
   }
 
-  /** Keeps a kernel for so many hours; null ends that. */
-  keep(row: IRow, hours: number | null): Promise<void> {
+  /** Keeps a kernel or its GPU for so many hours; null ends that. */
+  keep(row: IRow, what: server.Kept, hours: number | null): Promise<void> {
     const until = hours === null ? null : new Date(Date.now() + hours * 3_600_000);
-    return this.attempt(row, () => server.keep(row.kernel.id, until));
+    return this.attempt(row, () => server.keep(row.kernel.id, what, until));
   }
 
   private async attempt({ kernel }: IRow, action: () => Promise<void>): Promise<void> {

@@ -13,7 +13,7 @@ import { Following } from './following';
 import { Kernels, SAMPLE_TIME } from './kernels';
 import { KernelsPanel } from './panel';
 import { actionsOf, rowsOf, type IRow } from './rows';
-import { openEvents } from './server';
+import { openEvents, type Kept } from './server';
 import { KernelStatus } from './status';
 import { follow } from './stream';
 import { Unsaved } from './unsaved';
@@ -77,8 +77,8 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     unsaved: id => (actions.notebook(id) ? 0 : unsaved.count(id)),
     open: ({ path }) => void commands.execute('docmanager:open', { path }),
     menu: (row, button) => openMenu(actionMenu(row), button),
-    keepMenu: (row, button) => openMenu(keepMenu(row), button),
-    unkeep: row => void actions.keep(row, null),
+    keepMenu: (row, what, button) => openMenu(keepMenu(row, what), button),
+    unkeep: (row, what) => void actions.keep(row, what, null),
     shown: () => void unsaved.check(rows().filter(row => !row.foreign && !actions.notebook(row.kernel.id))),
     visibilityChanged: () => following.look()
   });
@@ -115,19 +115,20 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     }
   });
   commands.addCommand(KEEP, {
-    label: args => `Keep for ${args.hours} ${args.hours === 1 ? 'Hour' : 'Hours'}`,
+    label: ({ what, hours }) =>
+      `Keep${what === 'keep_gpu_until' ? ' the GPU' : ''} for ${hours} ${hours === 1 ? 'Hour' : 'Hours'}`,
     execute: async args => {
       const target = row(args.id);
       if (target) {
-        await actions.keep(target, Number(args.hours));
+        await actions.keep(target, args.what as Kept, Number(args.hours));
       }
     }
   });
 
-  function keepMenu({ kernel }: IRow): Menu {
+  function keepMenu({ kernel }: IRow, what: Kept): Menu {
     const menu = new Menu({ commands });
     for (const hours of KEEP_HOURS) {
-      menu.addItem({ command: KEEP, args: { id: kernel.id, hours } });
+      menu.addItem({ command: KEEP, args: { id: kernel.id, what, hours } });
     }
     return menu;
   }
@@ -137,8 +138,8 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     const menu = new Menu({ commands });
     const labels = { interrupt: 'Interrupt…', restart: 'Restart…', shutdown: 'Shut Down…', share: 'Share…' };
     for (const action of actionsOf(target)) {
-      if (action === 'keep') {
-        continue; // has its own button
+      if (action === 'keep' || action === 'keepGPU') {
+        continue; // have their own buttons
       }
       menu.addItem({ command: ACT, args: { id: kernel.id, action, label: labels[action] } });
     }

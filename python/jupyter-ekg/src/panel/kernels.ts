@@ -32,8 +32,8 @@ export interface IKernelModel {
   gpu?: IGPU[];
   gpus?: number;
   flavor?: string;
-  /** What has become of the GPU of a kernel that may be parked. */
-  parked?: { state?: string | undefined; since?: string; reason?: string | undefined };
+  /** What has become of the GPU of a kernel that may be parked, and until when its owner keeps the GPU. */
+  parked?: { state?: string | undefined; since?: string; reason?: string | undefined; keep_gpu_until?: string };
   owner?: string;
   /** The job that runs in it and has not ended. */
   job?: { id: string; name: string; cell: number; cells: number };

@@ -11,6 +11,7 @@ import * as React from 'react';
 
 import { type ISample, type Kernels } from './kernels';
 import { actionsOf, lists, type IList, type IRow } from './rows';
+import type { Kept } from './server';
 import * as texts from './texts';
 
 /** What the panel needs of JupyterLab. */
@@ -26,10 +27,10 @@ export interface IHost {
   open(row: IRow): void;
   /** Opens the menu with the actions of a row below the button. */
   menu(row: IRow, button: HTMLElement): void;
-  /** Opens the menu with the times for which a kernel can be kept. */
-  keepMenu(row: IRow, button: HTMLElement): void;
-  /** Ends keeping a kernel. */
-  unkeep(row: IRow): void;
+  /** Opens the menu with the times for which a kernel or its GPU can be kept. */
+  keepMenu(row: IRow, what: Kept, button: HTMLElement): void;
+  /** Ends keeping a kernel or its GPU. */
+  unkeep(row: IRow, what: Kept): void;
   /** Is called when the panel is shown, and then every few seconds. */
   shown(): void;
   /** Is called when the panel was shown or hidden. */
@@ -239,6 +240,7 @@ function WholeRow({ row, host, now, problem, unsaved, history }: IRowProps): Rea
       )}
       {kernel.reason && <p className="jp-ekg-reason">{texts.local(kernel.reason, now)}</p>}
       {texts.parked(kernel, now) && <p className="jp-ekg-reason">{texts.parked(kernel, now)}</p>}
+      <GPUKept row={row} host={host} now={now} />
       <Ending row={row} host={host} now={now} />
       {kernel.gpu && kernel.gpu.length > 0 && <GPUs row={row} history={history} now={now} />}
       {shared.length > 0 && (
@@ -269,24 +271,56 @@ function WholeRow({ row, host, now, problem, unsaved, history }: IRowProps): Rea
   );
 }
 
-function Ending({ row, host, now }: { row: IRow; host: IHost; now: number }): React.JSX.Element | null {
+function Ending({ row, host, now }: Pick<IRowProps, 'row' | 'host' | 'now'>): React.JSX.Element | null {
   const { kernel, title } = row;
-  const keep = actionsOf(row).includes('keep');
-  const text = texts.ending(kernel, now) || (keep ? 'No end is planned' : '');
+  const can = actionsOf(row).includes('keep');
+  const text = texts.ending(kernel, now) || (can ? 'No end is planned' : '');
   if (!text) {
     return null;
   }
-  const soon = !kernel.keep_until && kernel.cull_at && Date.parse(kernel.cull_at) - now < 10 * 60_000;
+  const kept = kernel.keep_until !== undefined;
+  const soon = !kept && kernel.cull_at !== undefined && Date.parse(kernel.cull_at) - now < 10 * 60_000;
+  return <Keep what="keep_until" of={`the kernel of ${title}`} {...{ row, host, text, can, kept, soon }} />;
+}
+
+/** Until when the GPU of a kernel that may be parked is kept. */
+function GPUKept({ row, host, now }: Pick<IRowProps, 'row' | 'host' | 'now'>): React.JSX.Element | null {
+  const can = actionsOf(row).includes('keepGPU');
+  const until = texts.gpuKept(row.kernel, now);
+  const text = until || (can ? 'GPU not kept' : '');
+  return text ? (
+    <Keep what="keep_gpu_until" of={`the GPU of ${row.title}`} {...{ row, host, text, can }} kept={until !== ''} />
+  ) : null;
+}
+
+interface IKeepProps {
+  row: IRow;
+  host: IHost;
+  what: Kept;
+  /** What the line says. */
+  text: string;
+  /** Whether the user may keep it, and end that. */
+  can: boolean;
+  /** Whether it is kept now. */
+  kept: boolean;
+  /** Whether the line is a warning. */
+  soon?: boolean;
+  /** What is kept, for screen readers. */
+  of: string;
+}
+
+/** A line with the button that keeps something, or ends that. */
+function Keep({ row, host, what, text, can, kept, soon, of }: IKeepProps): React.JSX.Element {
   return (
     <p className={`jp-ekg-line${soon ? ' jp-mod-soon' : ''}`}>
       <span>{text}</span>
-      {keep &&
-        (kernel.keep_until ? (
+      {can &&
+        (kept ? (
           <button
             type="button"
             className="jp-ekg-action"
-            aria-label={`Undo keeping the kernel of ${title}`}
-            onClick={() => host.unkeep(row)}
+            aria-label={`Undo keeping ${of}`}
+            onClick={() => host.unkeep(row, what)}
           >
             Undo
           </button>
@@ -295,8 +329,8 @@ function Ending({ row, host, now }: { row: IRow; host: IHost; now: number }): Re
             type="button"
             className="jp-ekg-action"
             aria-haspopup="menu"
-            aria-label={`Keep the kernel of ${title}`}
-            onClick={e => host.keepMenu(row, e.currentTarget)}
+            aria-label={`Keep ${of}`}
+            onClick={e => host.keepMenu(row, what, e.currentTarget)}
           >
             Keep
             <caretDownIcon.react tag="span" elementSize="small" aria-hidden="true" />

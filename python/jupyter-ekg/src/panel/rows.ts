@@ -85,7 +85,7 @@ function matches({ kernel, title, path, spec }: IRow, words: readonly string[]):
 }
 
 /** Something that may be done with a kernel. */
-export type Action = 'interrupt' | 'restart' | 'shutdown' | 'keep' | 'share';
+export type Action = 'interrupt' | 'restart' | 'shutdown' | 'keep' | 'keepGPU' | 'share';
 
 /** The actions that are offered for a row. The gateway decides again. */
 export function actionsOf({ kernel, owned }: IRow): Action[] {
@@ -97,6 +97,7 @@ export function actionsOf({ kernel, owned }: IRow): Action[] {
     ...(owned ? (['shutdown'] as const) : []),
     // Also without a planned end: the author of a long training keeps its kernel before it is idle.
     ...(owned && running ? (['keep'] as const) : []),
+    ...(owned && running && kernel.parked?.state ? (['keepGPU'] as const) : []),
     ...(owned && kernel.shared_with ? (['share'] as const) : [])
   ];
 }

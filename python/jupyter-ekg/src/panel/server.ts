@@ -6,9 +6,12 @@ export function openEvents(signal: AbortSignal): Promise<Response> {
   return request(['events'], { signal, cache: 'no-store' });
 }
 
-/** Keeps a kernel until that time, or no longer. Rejects with the gateway's sentence, as the others here. */
-export async function keep(id: string, until: Date | null): Promise<void> {
-  const body = JSON.stringify({ keep_until: until?.toISOString() ?? null });
+/** What of a kernel can be kept: the kernel, which is not ended, or its GPU, so that the kernel is not parked. */
+export type Kept = 'keep_until' | 'keep_gpu_until';
+
+/** Keeps it until that time, or no longer. Rejects with the gateway's sentence, as the others here. */
+export async function keep(id: string, what: Kept, until: Date | null): Promise<void> {
+  const body = JSON.stringify({ [what]: until?.toISOString() ?? null });
   await request(['kernels', id], { method: 'PATCH', body });
 }
 

@@ -53,6 +53,11 @@ export function ending(kernel: IKernelModel, now: number): string {
   return kernel.cull_at ? `Ends at ${clock(kernel.cull_at, now)}` : '';
 }
 
+/** Until when the GPU of a kernel that may be parked is kept; empty if it is not. */
+export function gpuKept({ parked }: IKernelModel, now: number): string {
+  return parked?.keep_gpu_until ? `GPU kept until ${clock(parked.keep_gpu_until, now)}` : '';
+}
+
 /** A text of the gateway, with its times in the viewer's zone. */
 export function local(text: string, now: number): string {
   return text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, at => clock(at, now));
@@ -148,6 +153,7 @@ export function details(kernel: IKernelModel, now: number): string {
     job(kernel),
     gpus.length ? `${models(gpus)}: ${use(gpus)} in use, ${memory(gpus)}` : '',
     parked(kernel, now),
+    gpuKept(kernel, now),
     ending(kernel, now)
   ]
     .filter(part => part)
