@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ func TestE2E_JobInKernel(t *testing.T) {
 	id := g.kernel("python3")
 	path := g.notebookFile("rest.ipynb", "name = 'k'", slowly, "print('end', i)")
 	t.Run("the gateway is killed", func(t *testing.T) { restOutlivesGateway(t, g, id, path) })
+	t.Run("it prints into the author's widgets", func(t *testing.T) { restPrintsIntoWidgets(t, g, id) })
 	t.Run("it waits for what runs, and is stopped", func(t *testing.T) { restWaits(t, g, id, path) })
 	t.Run("the kernel is restarted", func(t *testing.T) { restIsRestarted(t, g, id, path) })
 	t.Run("the kernel ends", func(t *testing.T) { restEndsKernel(t, g, id, path) })
@@ -49,6 +51,67 @@ func restOutlivesGateway(t *testing.T, g *gateway, kernel, path string) {
 		t.Errorf("the kernel's log has other outputs:\n%s", log)
 	}
 	g.dial(t, kernel, "author again", true).says("print(mark + 1, i)", "42 59\n")
+}
+
+// restPrintsIntoWidgets: the job's cells print into Output widgets of the author's, which have outputs already.
+func restPrintsIntoWidgets(t *testing.T, g *gateway, kernel string) {
+	const opens = "import ipywidgets\nfrom IPython.display import clear_output\n" +
+		"out, other = ipywidgets.Output(), ipywidgets.Output()\n" +
+		"for w in (out, other): w.append_stdout('by hand\\n')"
+	c := g.dial(t, kernel, "author of widgets", true)
+	c.says(opens, "")
+	path := g.notebookFile("widgets.ipynb", opens,
+		"print('before')\nwith out:\n    print(1)\n    with other: print('nested')\n    print(2)\nprint('behind')",
+		"with out: print(3)\nwith other:\n    clear_output(wait=True)\n    print('new')\n"+
+			"print(*(o['text'] for o in out.outputs), end='')")
+	id := g.submits(path, "--in-kernel", kernel, "--from-cell", "2")
+	g.jobIs(id, "has ended", 60*time.Second, func(j job) bool { return j.State == "succeeded" })
+	var nb struct {
+		Cells []struct {
+			Outputs []struct {
+				Text []string `json:"text"`
+			} `json:"outputs"`
+		} `json:"cells"`
+		Metadata struct {
+			Widgets map[string]struct {
+				State map[string]struct {
+					Name  string `json:"model_name"`
+					State struct {
+						Outputs []map[string]any `json:"outputs"`
+						Layout  string           `json:"layout"`
+					} `json:"state"`
+				} `json:"state"`
+			} `json:"widgets"`
+		} `json:"metadata"`
+	}
+	g.want(200, "GET", "/api/jobs/"+id+"/notebook", "", &nb)
+	for i, want := range []string{"", "before\nbehind\n", "by hand\n1\n2\n"} {
+		var got string
+		for _, out := range nb.Cells[i].Outputs {
+			got += strings.Join(out.Text, "")
+		}
+		if got != want {
+			t.Errorf("cell %d has %q, want %q", i+1, got, want)
+		}
+	}
+	const outHas, otherHas = "by hand\n1\n2\n3\n", "new\n"
+	var widgets []string
+	state := nb.Metadata.Widgets["application/vnd.jupyter.widget-state+json"].State
+	for _, w := range state {
+		if w.Name == "OutputModel" {
+			widgets = append(widgets, fmt.Sprint(w.State.Outputs))
+			if layout := strings.TrimPrefix(w.State.Layout, "IPY_MODEL_"); state[layout].Name != "LayoutModel" {
+				t.Errorf("the notebook has no layout %q", layout)
+			}
+		}
+	}
+	one := func(text string) string {
+		return fmt.Sprint([]map[string]any{{"name": "stdout", "output_type": "stream", "text": text}})
+	}
+	if slices.Sort(widgets); !slices.Equal(widgets, []string{one(outHas), one(otherHas)}) {
+		t.Errorf("the widgets have %q", widgets)
+	}
+	c.says("print(*(o['text'] for w in (out, other) for o in w.outputs), end='')", outHas+" "+otherHas)
 }
 
 // restWaits: the job's cells run behind the author's. A stop before them does not interrupt the author's.

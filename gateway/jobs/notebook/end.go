@@ -85,6 +85,9 @@ func (r *run) ended(ctx context.Context, res *Result, err error) (Result, error)
 	if err != nil {
 		return Result{}, err
 	}
+	if err := r.tellLast(ctx); err != nil {
+		return Result{}, err
+	}
 	r.doc.end(time.Now(), res.Cell > 0)
 	if res.Status == Completed {
 		res.Cell = 0

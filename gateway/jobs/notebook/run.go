@@ -57,6 +57,8 @@ type State struct {
 	Raised map[int]*raised `json:"raised,omitempty"`
 	// Takers are the Output widgets that take the outputs of a request, by its msg_id. The last one has them.
 	Takers map[string][]string `json:"takers,omitempty"`
+	// Met are the comms of widgets that the present cell has met, and whose states the run does not know yet.
+	Met []string `json:"met,omitempty"`
 
 	Result *Result `json:"result,omitempty"` // the run has ended
 	Mark   *mark   `json:"mark,omitempty"`   // the notebook shows where it failed
@@ -317,7 +319,7 @@ func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
 		return nil, err
 	}
 	if !r.state.Replied && !r.state.Idled {
-		err := r.tell(ctx)
+		_, err := r.tell(ctx, r.state.Cell)
 		if err == nil {
 			err = r.Conn.Send(ctx, r.request(c))
 		}
@@ -345,6 +347,9 @@ func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
 			}
 		}
 	}
+	if err := r.learn(ctx); err != nil {
+		return r.cellGone(ctx, c, err)
+	}
 	return r.cellEnd(ctx, c, r.judge(c)) // the next cell's beginning, or the end of the run, is saved
 }
 
@@ -358,7 +363,11 @@ func (r *run) cellGone(ctx context.Context, c *cell, err error) (*Result, error)
 
 // cellEnd writes how the cell has ended. It returns res with the cell's number.
 func (r *run) cellEnd(ctx context.Context, c *cell, res *Result) (*Result, error) {
-	if err := r.tail(ctx, r.state.Cell); err != nil {
+	err := r.forgetAll(ctx)
+	if err == nil {
+		err = r.tail(ctx, r.state.Cell)
+	}
+	if err != nil {
 		return nil, err
 	}
 	c.end(time.Now(), res != nil)

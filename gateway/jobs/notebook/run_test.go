@@ -21,7 +21,10 @@ type script struct {
 	log         []jupyter.Message              // everything that the kernel has sent, in order
 	next        int                            // in log
 	seen        []string                       // msg_ids of requests that ran
-	told        []jupyter.Message              // messages of comms from the run
+	told        []jupyter.Message              // outputs of widgets from the run
+	states      map[string]any                 // of widgets, by comm: what a request_state gets
+	asked       []string                       // comms
+	mute        bool                           // messages of comms get no answer and no idle
 	interrupts  int
 	onInterrupt func(k *kernelCell)
 	last        *kernelCell
@@ -67,7 +70,7 @@ func (s *script) Send(_ context.Context, m jupyter.Message) error {
 	}
 	s.seen = append(s.seen, own.MsgID)
 	if own.MsgType == "comm_msg" {
-		s.told = append(s.told, m)
+		s.comm(m)
 		return nil
 	}
 	k := &kernelCell{s: s, parent: m.Header, count: len(s.seen) - 1}
@@ -91,6 +94,31 @@ func (s *script) Send(_ context.Context, m jupyter.Message) error {
 		k.end("", "")
 	}
 	return nil
+}
+
+// comm does what a kernel does with a message of a comm.
+func (s *script) comm(m jupyter.Message) {
+	var c struct {
+		ID   string `json:"comm_id"`
+		Data struct {
+			Method string `json:"method"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(m.Content, &c); err != nil {
+		s.t.Fatal(err)
+	}
+	k := &kernelCell{s: s, parent: m.Header}
+	if c.Data.Method == "request_state" {
+		s.asked = append(s.asked, c.ID)
+		if state := s.states[c.ID]; state != nil {
+			k.pub("comm_msg", map[string]any{"comm_id": c.ID, "data": map[string]any{"method": "update", "state": state}})
+		}
+	} else {
+		s.told = append(s.told, m)
+	}
+	if !s.mute {
+		k.state("idle")
+	}
 }
 
 func (s *script) Receive(ctx context.Context) (jupyter.Message, string, error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,6 +26,8 @@ type widget struct {
 	Full   bool   `json:"full,omitempty"`   // it has too much output
 	// Parts are the outputs that it has taken behind those in its model. The model has at most about partSize of them.
 	Parts []*part `json:"parts,omitempty"`
+	// Earlier says that it was opened before the run, and that its outputs of then are not known.
+	Earlier bool `json:"earlier,omitempty"`
 	// News is behind the index of the cell that has changed its outputs, until the kernel is told. 0: there are no news.
 	News int `json:"news,omitempty"`
 
@@ -53,75 +56,97 @@ const (
 	memberMsgID   = "msg_id"
 )
 
+// change is what a message changes in a widget's state.
+type change struct {
+	method  string // "" if the message opens the comm
+	state   map[string]json.RawMessage
+	buffers []widgetBuffer
+}
+
+// change reads a message of a comm. Its state is nil if the comm is no widget's.
+func (c *content) change(buffers [][]byte) (ch change) {
+	all, err := viewObject(c.Data)
+	if err != nil {
+		return ch
+	}
+	ch.method = all.text("method")
+	if state, err := parseObject(all.values["state"]); err == nil {
+		ch.state = state.values
+	}
+	paths, _ := viewList(all.values["buffer_paths"]) // without paths there are no buffers
+	for i, path := range paths[:min(len(paths), len(buffers))] {
+		ch.buffers = append(ch.buffers,
+			widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", bytes.Clone(path)})
+	}
+	return ch
+}
+
 // noteWidget keeps the state of widgets, which front ends need to show them.
 func (r *run) noteWidget(ctx context.Context, c *content, buffers [][]byte) error {
-	var data struct {
-		State       map[string]json.RawMessage
-		BufferPaths []json.RawMessage
-	}
-	if c.CommID == "" {
+	ch := c.change(buffers)
+	if c.CommID == "" || ch.state == nil {
 		return nil
-	}
-	if all, err := viewObject(c.Data); err == nil {
-		if state, err := parseObject(all.values["state"]); err == nil {
-			data.State = state.values
-		}
-		data.BufferPaths, _ = viewList(all.values["buffer_paths"]) // without paths there are no buffers
-	}
-	if data.State == nil {
-		return nil
-	}
-	var more []widgetBuffer
-	for i, path := range data.BufferPaths[:min(len(data.BufferPaths), len(buffers))] {
-		more = append(more, widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", bytes.Clone(path)})
 	}
 	w := r.state.Widgets[c.CommID]
-	size := int64(0) // that the change adds: a progress bar changes for hours and stays small
-	switch {
-	case w == nil && len(r.state.Widgets) >= maxNamed:
-		return nil
-	case w == nil:
-		w = &widget{model: &model{State: map[string]json.RawMessage{}}, Output: isOutput(data.State)}
-		size = int64(outputCost + len(c.CommID))
-	default:
-		if err := r.load(ctx, w); err != nil {
-			return err
-		}
-		r.aim(c.CommID, w, data.State)
+	if w == nil && ch.method == "update" {
+		w = r.meet(c.CommID)
 	}
-	for name, value := range data.State {
+	if w == nil {
+		if len(r.state.Widgets) >= maxNamed {
+			return nil
+		}
+		w = &widget{model: &model{State: map[string]json.RawMessage{}}, Output: isOutput(ch.state)}
+		if r.change(w, ch, int64(outputCost+len(c.CommID))) {
+			r.state.Widgets[c.CommID] = w
+		}
+		return nil
+	}
+	if err := r.load(ctx, w); err != nil {
+		return err
+	}
+	if _, aims := ch.state[memberMsgID]; aims && slices.Contains(r.state.Met, c.CommID) {
+		w.Output = true // only these have it
+	}
+	r.aim(c.CommID, w, ch.state)
+	r.change(w, ch, 0)
+	return nil
+}
+
+// change changes a widget's state, which is in memory. It reports whether there was room for that. size is what the
+// widget itself adds. A progress bar changes for hours and stays small.
+func (r *run) change(w *widget, ch change, size int64) bool {
+	for name, value := range ch.state {
 		if old, there := w.model.State[name]; there {
 			size -= int64(len(name) + len(old))
 		}
 		size += int64(len(name) + len(value))
 	}
-	for _, b := range more {
+	for _, b := range ch.buffers {
 		if at := w.model.buffer(b.Path); at >= 0 {
 			size -= w.model.Buffers[at].size()
 		}
 		size += b.size()
 	}
-	_, replaced := data.State[memberOutputs]
+	_, replaced := ch.state[memberOutputs]
 	if replaced {
 		size -= w.taken()
 	}
 	if size > 0 && r.size+size > r.limit {
-		return nil
+		return false
 	}
 	r.grow(w, size)
-	r.state.Widgets[c.CommID] = w
-	maps.Copy(w.model.State, data.State)
+	maps.Copy(w.model.State, ch.state)
 	if replaced { // by the kernel, which knows them
-		w.model.taken, w.Parts, w.Clear, w.Full, w.News = nil, nil, false, false, 0
+		w.model.taken, w.Parts, w.Clear, w.Full, w.Earlier, w.News = nil, nil, false, false, false, 0
 	}
-	for _, b := range more {
+	for _, b := range ch.buffers {
 		if at := w.model.buffer(b.Path); at >= 0 {
 			w.model.Buffers[at] = b
 		} else {
 			w.model.Buffers = append(w.model.Buffers, b)
 		}
 	}
-	return nil
+	return true
 }
 
 // load reads a widget's model into memory.
@@ -254,7 +279,8 @@ func (r *run) append(ctx context.Context, w *widget, out *output) error {
 // empty clears the outputs of an Output widget.
 func (r *run) empty(w *widget) {
 	r.grow(w, -w.taken())
-	w.model.taken, w.Parts, w.Clear, w.Full, w.News = []*output{}, nil, false, false, r.state.Cell+1
+	w.model.taken, w.Parts, w.Clear, w.Full, w.Earlier = []*output{}, nil, false, false, false
+	w.News = r.state.Cell + 1
 }
 
 // taken returns the size of the outputs that the widget has taken, without those of a model that is not in memory.
@@ -310,32 +336,49 @@ func (r *run) overLimit(of string) *output {
 // maxNews bounds the outputs of a widget that the kernel is told of.
 const maxNews = 1 << 20
 
-// tell sends the kernel the outputs that its Output widgets have taken in earlier cells, as front ends do. Then the
-// next cell can read them. Each message has the same msg_id whichever gateway sends it.
-func (r *run) tell(ctx context.Context) error {
+// tell sends the kernel the outputs that its Output widgets have taken in cells before the given one, as front ends do.
+// Then the next cell can read them. Each message has the same msg_id whichever gateway sends it. tell returns the comms
+// by these.
+func (r *run) tell(ctx context.Context, before int) (sent map[string]string, err error) {
+	sent = map[string]string{}
 	for _, id := range slices.Sorted(maps.Keys(r.state.Widgets)) {
 		w := r.state.Widgets[id]
-		if w.News == 0 || w.News > r.state.Cell {
+		if w.News == 0 || w.News > before {
 			continue
 		}
 		if err := r.load(ctx, w); err != nil {
-			return err
+			return nil, err
 		}
+		msgID := r.msgID(w.News) + "-" + id
 		if w.News = 0; w.model.taken == nil || w.taken() > maxNews {
 			continue
 		}
 		outputs, err := w.outputs(ctx, r.Pieces)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		m := r.message("comm_msg", r.msgID(r.state.Cell)+"-"+id, map[string]any{"comm_id": id, "data": map[string]any{
-			"method": "update", "state": map[string]any{memberOutputs: told(outputs)}, "buffer_paths": []any{}}})
+		m := r.message("comm_msg", msgID, map[string]any{"comm_id": id, "data": map[string]any{"method": "update",
+			"state": map[string]any{memberOutputs: told(outputs)}, "buffer_paths": []any{}}})
 		m.Content = jupyter.ShowNaN(m.Content)
 		if err := r.Conn.Send(ctx, m); err != nil {
-			return err
+			return nil, err
 		}
+		sent[msgID] = id
 	}
-	return nil
+	return sent, nil
+}
+
+// tellLast tells the kernel what the last cell has changed, and waits until it has read that. An author's kernel lives
+// on, and its pages show the widgets.
+func (r *run) tellLast(ctx context.Context) error {
+	sent, err := r.tell(ctx, r.state.Cell+1)
+	if err == nil {
+		err = r.await(ctx, sent, func() error { return nil })
+	}
+	if errors.Is(err, ErrGone) {
+		return nil
+	}
+	return err
 }
 
 // live returns outputs in the form of an Output widget's state, whose texts are no lists of lines.
