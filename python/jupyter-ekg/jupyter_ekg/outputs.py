@@ -188,9 +188,10 @@ class Execution:
         While it runs, overwritten text and display ids are kept, because later messages may refer to them. ``seen``
         holds the msg_ids in the outputs: the page may receive some of these messages again. What an Output widget
         takes is not the cell's. When the run has ended, outputs that no page has told the kernel are shown with the
-        cell's: the widget cannot show them.
+        cell's: the widget cannot show them. A job tells the kernel behind its cell.
         """
-        widgets = [w for w in self._reader.comm_objects.values() if w.untold == self.msg_id]
+        told = _is_of_job(self.session, self.msg_id)
+        widgets = [w for w in self._reader.comm_objects.values() if w.untold == self.msg_id and not told]
         takers = [w.comm_id for w in self._reader.output_hook_stack.get(self.msg_id, ())]
         untold = [output for widget in widgets for output in widget.outputs]
         outputs = self._node.outputs + ([] if self.running else untold)
@@ -367,6 +368,12 @@ class Log:
             self._executions.pop(before.msg_id, None)
         self.cells[cell] = self._executions[msg_id] = execution
         return execution
+
+
+def _is_of_job(session: str, msg_id: str) -> bool:
+    """Reports whether a request is a job's. Its msg_id is that of the job's session, and the cell's index."""
+    number = msg_id.removeprefix(f"{session}-")
+    return number != msg_id and number.isdecimal()
 
 
 def moment(text: Any) -> float | None:

@@ -177,6 +177,22 @@ def test_a_page_shows_what_a_widget_took_while_no_page_was_open():
     assert len(say.read().cells["c1"].model()["outputs"]) == 1
 
 
+def test_what_a_widget_took_in_a_job_is_the_widgets_alone():
+    """The job tells the kernel behind the cell. A page may read the log before that."""
+    say = Lines()
+    widget = Widget(say)
+    say.begin("5c1d-1-3")
+    widget.open("5c1d-1-3")
+    widget.set("5c1d-1-3", msg_id="5c1d-1-3")
+    say.print("5c1d-1-3", "taken\n")
+    widget.set("5c1d-1-3", msg_id="")
+    say.end("5c1d-1-3")
+    assert len(say.read().cells["c1"].model()["outputs"]) == 1
+    for line in say.all:
+        line["parent_header"]["session"] = "5c1d-1"
+    assert say.read().cells["c1"].model()["outputs"] == []
+
+
 def test_a_page_that_follows_a_cell_knows_who_takes_its_outputs():
     """What a widget takes is not the running cell's. The kernel's code may have opened the widget in an earlier cell."""
     say = Lines()
