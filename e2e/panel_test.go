@@ -11,8 +11,8 @@ import (
 )
 
 // TestE2E_Panel uses jupyter-ekg's panel of kernels in JupyterLab with real kernels and a user's token: the list, what
-// a kernel waits for, its GPU, keeping both, sharing, restoring, ending, a gateway that is killed and comes back, texts that
-// look like HTML, and accessibility.
+// a kernel waits for, its GPU, keeping both, sharing, restoring, ending, a gateway that is killed and comes back, texts
+// that look like HTML, and accessibility.
 func TestE2E_Panel(t *testing.T) {
 	g := newPanelGateway(t)
 	g.script(5*time.Minute, []string{"EKG_CONTROL=" + g.controlWithUsers(), "EKG_HOSTILE=" + hostileText,

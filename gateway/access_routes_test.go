@@ -32,7 +32,7 @@ var wantAccess = map[string]kernels.Access{
 	"GET /api/kernels/{id}": readKernel, "GET /api/kernels/{id}/channels": readKernel,
 	"GET /api/kernels/{id}/log":        useKernel,
 	"GET /api/kernels/{id}/timeline":   readKernel,
-	"POST /api/kernels/{id}/interrupt": useKernel, "POST /api/kernels/{id}/restart": useKernel,
+	"POST /api/kernels/{id}/interrupt": useKernel, "POST /api/kernels/{id}/wake": useKernel, "POST /api/kernels/{id}/restart": useKernel,
 	"PATCH /api/kernels/{id}": ownKernel, "DELETE /api/kernels/{id}": ownKernel,
 	"GET /api/jobs": anyUser, "POST /api/jobs": anyUser, "GET /api/jobs/{job}": anyUser,
 	"DELETE /api/jobs/{job}": anyUser, "POST /api/jobs/{job}/stop": anyUser, "GET /api/jobs/{job}/notebook": anyUser,

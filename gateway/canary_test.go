@@ -67,7 +67,7 @@ func TestCanary(t *testing.T) {
 	paths := []string{
 		"/api/kernels", "/api/kernels/none?x=" + canary,
 		"/api/kernels/" + idA, "/api/kernels/" + idB, "/api/kernels/" + idUnknown,
-		"/api/kernels/" + idA + "/interrupt", "/api/kernels/" + idB + "/restart",
+		"/api/kernels/" + idA + "/interrupt", "/api/kernels/" + idA + "/wake", "/api/kernels/" + idB + "/restart",
 		"/api/kernels/" + idA + "/log", "/api/kernels/" + idB + "/log",
 		"/api/kernels/none/channels?x=" + canary, "/api/kernels/" + idUnknown + "/channels",
 		"/api/sessions", "/api/sessions/none?x=" + canary,

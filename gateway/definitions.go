@@ -169,11 +169,7 @@ func (js *jobRoutes) deleteDefinition(w http.ResponseWriter, r *call) error {
 	default:
 		err = js.manager.RemoveDefinition(r.Context(), d.ID)
 	}
-	if err != nil {
-		return definitionProblem(err)
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, definitionProblem(err))
 }
 
 // runDefinition makes a job of a definition now. The body may have other parameters and a token.

@@ -116,6 +116,14 @@ func (g *Gateway) writeProblem(w *response, p *problem) {
 	}
 }
 
+// noContent answers a request that has succeeded, unless err says that it has not.
+func noContent(w http.ResponseWriter, err error) error {
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
 // writeJSON answers with a JSON value and flushes it. After an error the client cannot have the whole answer.
 func writeJSON(w http.ResponseWriter, status int, v any) error {
 	b, err := json.Marshal(v)

@@ -98,7 +98,7 @@ func (s *fakeSupervisor) serve(w http.ResponseWriter, r *http.Request) {
 		s.accept(w, r)
 	case answer != nil:
 		answer(w, r)
-	case r.Method == "POST" && r.URL.Path == base+"/interrupt":
+	case r.Method == "POST" && (r.URL.Path == base+"/interrupt" || r.URL.Path == base+"/wake"):
 		w.WriteHeader(http.StatusNoContent)
 	case r.URL.Path == base+"/timeline":
 		_, _ = fmt.Fprint(w, `{"events":[],"busy_seconds":[]}`)

@@ -217,7 +217,7 @@ func (x *fuzzed) sent(t *testing.T) {
 var bodied = []struct{ method, path string }{
 	{"POST", "/api/kernels"}, {"PATCH", "/api/kernels/" + idA}, {"POST", "/api/sessions"}, {"PATCH", "/api/sessions/s1"},
 	{"POST", "/api/kernels/" + idA + "/interrupt"}, {"POST", "/api/kernels/" + idA + "/restart"},
-	{"DELETE", "/api/kernels/" + idA},
+	{"DELETE", "/api/kernels/" + idA}, {"POST", "/api/kernels/" + idA + "/wake"},
 	{"PATCH", "/api/kernels/" + idB}, {"POST", "/api/kernels/" + idB + "/restart"},
 }
 

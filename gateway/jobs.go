@@ -459,9 +459,5 @@ func (js *jobRoutes) deleteJob(w http.ResponseWriter, r *call) error {
 	default:
 		err = js.manager.Remove(r.Context(), job.ID)
 	}
-	if err != nil {
-		return jobProblem(err)
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, jobProblem(err))
 }

@@ -115,29 +115,32 @@ func (g *Gateway) getTimeline(w http.ResponseWriter, r *call) error {
 
 func (g *Gateway) deleteKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
-	if err != nil {
-		return err
+	if err == nil {
+		err = g.kernels.Stop(r.Context(), &r.Act, id, "it was shut down on request")
 	}
-	if err := g.kernels.Stop(r.Context(), &r.Act, id, "it was shut down on request"); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, err)
 }
 
 func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
+	if err == nil {
+		err = g.kernels.Tell(r.Context(), &r.Act, id, "interrupt")
+	}
+	return noContent(w, err)
+}
+
+// wakeKernel answers with 202 if the kernel may be parked, and with 204 if it does nothing.
+func (g *Gateway) wakeKernel(w http.ResponseWriter, r *call) error {
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
-	if _, err := g.kernels.Kernel(r.Context(), id); err != nil {
-		return err
+	told, err := g.kernels.Wake(r.Context(), &r.Act, id)
+	if err == nil && told {
+		w.WriteHeader(http.StatusAccepted)
+		return nil
 	}
-	if err := g.kernels.Interrupt(r.Context(), &r.Act, id); err != nil {
-		return kernels.NotYet(g.kernels.Explain(r.Context(), r.Who, id, err))
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, err)
 }
 
 // restartKernel makes the supervisor restart its kernel, and answers with the supervisor's model, or with the

@@ -107,6 +107,32 @@ func TestKernels_Delete(t *testing.T) {
 	g.do("DELETE", "/api/kernels/"+idA, "").want(t, 404, "")
 }
 
+// A supervisor is told that a cell will follow if its kernel may be parked. No other supervisor is asked.
+func TestKernels_Wake(t *testing.T) {
+	g := startGateway(t, nil)
+	super := g.fake.add(idA, "python3", api.Idle)
+	path := "/api/kernels/" + idA + "/wake"
+	told := func() (n int) {
+		for _, text := range super.requests() {
+			if strings.HasPrefix(text, "POST "+path+" ") {
+				n++
+			}
+		}
+		return n
+	}
+	g.do("POST", path, "").want(t, 204, "")
+	if told() != 0 {
+		t.Error("the supervisor of a kernel that cannot be parked was asked")
+	}
+	g.fake.change(func() { g.fake.kernels[idA].Parked = api.Parked{State: api.GPUParked} })
+	if r := g.do("POST", path, "{}").want(t, 202, ""); r.body != "" || told() != 1 {
+		t.Errorf("body %q; told %d times", r.body, told())
+	}
+	super.answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }) // an older one
+	g.do("POST", path, "").want(t, 503, "")
+	g.do("POST", "/api/kernels/"+idUnknown+"/wake", "").want(t, 404, "")
+}
+
 func TestKernels_InterruptAndRestart(t *testing.T) {
 	g := startGateway(t, nil)
 	super := g.fake.add(idA, "python3", api.Idle)

@@ -15,7 +15,7 @@ type route struct {
 	pattern string // below the base URL; {name} is one segment, {name...} all following ones
 	serve   func(http.ResponseWriter, *call) error
 	access  kernels.Access // that its caller needs
-	audit   string         // action in the audit log; "" for routes that only read
+	audit   string         // action in the audit log; "" for routes that change nothing
 	lasting bool           // its answers last as long as their clients want
 	root    bool           // answered outside the base URL too
 }
@@ -52,6 +52,7 @@ func (g *Gateway) routes() []route {
 		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel, access: ownKernel, audit: "stop"},
 		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, access: useKernel,
 			audit: "interrupt"},
+		{method: "POST", pattern: "/api/kernels/{id}/wake", serve: g.wakeKernel, access: useKernel},
 		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, access: useKernel, audit: "restart"},
 		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.getChannels, access: readKernel, audit: "connect",
 			lasting: true},

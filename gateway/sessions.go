@@ -164,11 +164,7 @@ func (ss *sessions) deleteSession(w http.ResponseWriter, r *call) error {
 	if errors.Is(err, launcher.ErrNotFound) {
 		return refuse(http.StatusGone, "Kernel deleted before session")
 	}
-	if err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, err)
 }
 
 // sessionRequest is the body of a POST or PATCH. Missing members are nil or "".

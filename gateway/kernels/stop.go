@@ -27,6 +27,26 @@ func (s *Service) Interrupt(ctx context.Context, a *Act, id string) error {
 	return err
 }
 
+// Tell sends a POST without a body to the supervisor of a kernel. Its error says why a kernel that starts or has ended
+// cannot take it.
+func (s *Service) Tell(ctx context.Context, a *Act, id, action string) error {
+	if _, err := s.Kernel(ctx, id); err != nil {
+		return err
+	}
+	_, err := s.edge.Ask(ctx, a, id, Question{Verb: "POST", Action: action, Limit: actionTime})
+	return NotYet(s.Explain(ctx, a.Who, id, err))
+}
+
+// Wake tells the supervisor of a kernel that may be parked that a cell will follow. It reports whether that is such a
+// kernel.
+func (s *Service) Wake(ctx context.Context, a *Act, id string) (told bool, err error) {
+	k, err := s.Kernel(ctx, id)
+	if err != nil || k.Parked.State == "" {
+		return false, err
+	}
+	return true, s.Tell(ctx, a, id, "wake")
+}
+
 // Explain adds a reason to the error of an undelivered request: why the kernel is dead, or what its start waits for.
 func (s *Service) Explain(ctx context.Context, who Caller, id string, err error) error {
 	var undelivered *UndeliveredError

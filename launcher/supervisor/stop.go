@@ -61,6 +61,13 @@ func (s *Supervisor) Interrupt() error {
 	return nil
 }
 
+// ExpectCell notes a sign that a cell will follow, as when a user types. See parker.Parker.ExpectCell.
+func (s *Supervisor) ExpectCell() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.parker.ExpectCell()
+}
+
 // interruptMode returns how the kernel is interrupted. A kernelspec that was found in the kernel's image decides before
 // the Config.
 func interruptMode(cfg *api.Config, proc starter.Process) string {

@@ -53,11 +53,12 @@ func (l *life) park(ctx context.Context) {
 	for ctx.Err() == nil {
 		l.Mu.Lock()
 		until := l.Use.KeepGPUUntil
-		save, wake, pause := false, false, parkRetry
+		save, wake, ahead, pause := false, false, false, parkRetry
 		if l.Owns() {
 			save, pause = l.due(false)
 		} else {
 			wake = l.needsGPU() // CUDA makes it wait
+			ahead, pause = l.expects()
 		}
 		owns := l.Owns()
 		l.Mu.Unlock()
@@ -72,6 +73,8 @@ func (l *life) park(ctx context.Context) {
 			l.save(ctx)
 		case wake:
 			l.wake(ctx)
+		case ahead && l.takeFree():
+			l.regain(ctx, time.Now(), l.Now())
 		default:
 			t := time.NewTimer(pause)
 			select {
@@ -154,7 +157,10 @@ func (l *life) findParked(ctx context.Context) bool {
 	defer l.Mu.Unlock()
 	l.saved = state == api.GPUParked
 	l.enter(state, "")
-	l.own, l.memory, l.failed, l.woken = state == api.GPUHeld, unknownMemory, 0, l.Now()
+	l.own, l.memory, l.failed = state == api.GPUHeld, unknownMemory, 0
+	if l.woken, l.ahead = (time.Time{}), (time.Time{}); l.own {
+		l.woken = l.Now()
+	}
 	if l.wish = !l.own && !l.lazy() && l.Shell.Any(messageNeedsGPU); !l.wish {
 		l.Shell.Release(gate.Parked)
 	}
@@ -279,11 +285,10 @@ func (l *life) gaveBack(state gpu.CUDAState, memory int64, took time.Duration) {
 	}
 }
 
-// wake takes the GPU again, lets the kernel have the messages that wait, and restores the GPU memory beside them: calls
-// of CUDA wait until it is there.
+// wake takes the GPU again.
 func (l *life) wake(ctx context.Context) {
 	l.Mu.Lock()
-	saved, memory := l.saved, l.memory
+	saved := l.saved
 	l.enter(api.GPUWaking, "")
 	l.Mu.Unlock()
 	began := time.Now()
@@ -297,8 +302,30 @@ func (l *life) wake(ctx context.Context) {
 		}
 		return
 	}
+	l.regain(ctx, began, time.Time{})
+}
+
+// takeFree takes the GPU if it is free and no other kernel waits for it.
+func (l *life) takeFree() bool {
+	if l.seat.Wanted() {
+		return false
+	}
+	own, err := l.seat.Owns()
+	if err != nil {
+		l.Logger.Error("the kernel cannot take its GPU ahead of a cell", logkey.Err, err)
+	}
+	return own
+}
+
+// regain lets the kernel have the messages that wait for the GPU, which is its own again, and restores the GPU memory
+// beside them: calls of CUDA wait until it is there. began is when the kernel began to wait. ahead is when it took the GPU
+// ahead of a cell; zero: for one.
+func (l *life) regain(ctx context.Context, began, ahead time.Time) {
 	waited := time.Since(began)
 	l.Mu.Lock()
+	saved, memory := l.saved, l.memory
+	l.ahead = ahead
+	l.enter(api.GPUWaking, "")
 	l.gotGPULocked()
 	l.Mu.Unlock()
 	if saved && !l.restore(ctx, memory) {

@@ -68,6 +68,8 @@ type Parker struct {
 	failed  uint64    // version of the use at the last attempt that failed
 	retry   time.Time // not before then
 	saved   bool      // its GPU memory is saved, or may be; means nothing while own is set
+	typed   time.Time // the last sign that a cell will follow; zero: there was none
+	ahead   time.Time // when it got the GPU ahead of a cell; zero: it did not, or has used it since
 	calls   gpumemory.Calls
 }
 
@@ -189,6 +191,31 @@ func (p *Parker) answerLooks() {
 	}
 }
 
+// ExpectCell notes a sign that a cell will follow, as when a user types. A parked kernel takes its GPU for it if the GPU
+// is free and no other kernel waits for it. It gives the GPU back if no cell follows.
+func (p *Parker) ExpectCell() {
+	p.typed = p.Now()
+	p.Changed()
+}
+
+// expects reports whether the kernel is to take a free GPU ahead of a cell, and otherwise how long it is until that may
+// be.
+func (p *Parker) expects() (now bool, pause time.Duration) {
+	if p.state != api.GPUParked {
+		return false, parkRetry
+	}
+	at := p.Now()
+	d := p.settings.Next([]parking.Kernel{{State: parking.Parked, GPUs: []string{"its own"}, Asked: p.typed,
+		Use: parking.Use{Ahead: true, Woken: p.woken, Memory: p.memory}}}, at)
+	switch {
+	case len(d.Lend) > 0:
+		return true, parkLook
+	case d.Again.IsZero():
+		return false, parkRetry // until something changes
+	}
+	return false, min(d.Again.Sub(at), parkRetry)
+}
+
 // Interrupt ends the wait for the GPU: what waits is answered as cells that were interrupted. It reports whether that
 // was all: the kernel itself does nothing that could be interrupted.
 func (p *Parker) Interrupt() bool {
@@ -210,13 +237,20 @@ func (p *Parker) Interrupt() bool {
 	return !p.Use.Works()
 }
 
-// use returns what the kernel does with its GPU.
+// use returns what the kernel does with its GPU. It notes whether the GPU was used that was taken ahead of a cell.
 func (p *Parker) use() (u parking.Use) {
 	now, _ := p.Use.Usage()
 	u.Woken, u.KeepUntil = p.woken, p.Use.KeepGPUUntil
 	for _, d := range p.Use.GPUs.Devices {
 		u.Memory += d.MemoryUsed
+		if d.BusySince > api.Timestamp(p.ahead) {
+			p.ahead = time.Time{}
+		}
 	}
+	if p.Use.Idle().Since.After(p.ahead) { // a cell has ended
+		p.ahead = time.Time{}
+	}
+	u.Ahead, u.Typed = !p.ahead.IsZero(), p.typed
 	if !now.Up || now.Busy || p.Warm() || len(p.Use.GPUs.Devices) == 0 {
 		return u
 	}

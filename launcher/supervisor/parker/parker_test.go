@@ -30,14 +30,13 @@ type kernel struct {
 	cuda  gpu.CUDAState
 	holds bool // calls of CUDA wait
 	taken bool // another kernel has the GPU
+	alone bool // no other kernel wants the GPU
+	waits int  // how often it has joined the line for its GPU
 }
 
-func (k *kernel) Owns() (bool, error)                             { return true, nil }
 func (k *kernel) Return() error                                   { return nil }
 func (k *kernel) Keep(time.Time) error                            { return nil }
 func (k *kernel) Kept() (time.Time, error)                        { return time.Time{}, nil }
-func (k *kernel) Wanted() bool                                    { return true }
-func (k *kernel) Wait(time.Time) (gpumemory.Turn, error)          { return k, nil }
 func (k *kernel) Exclusive(context.Context) (func(), error)       { return func() {}, nil }
 func (k *kernel) Leave()                                          {}
 func (k *kernel) PID() int                                        { return 1 }
@@ -45,10 +44,30 @@ func (k *kernel) PassGPUCalls()                                   {}
 func (k *kernel) HoldsGPUCalls() (holds bool, why string)         { return k.holds, "calls cannot be held" }
 func (k *kernel) abort(*requests.Request, string, string, string) {}
 
-func (k *kernel) Take() (taken bool, before int, err error) {
+func (k *kernel) set(change func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return !k.taken, 0, nil
+	change()
+}
+
+func (k *kernel) Owns() (owns bool, err error) {
+	k.set(func() { owns = !k.taken })
+	return owns, nil
+}
+
+func (k *kernel) Wanted() (wanted bool) {
+	k.set(func() { wanted = !k.alone })
+	return wanted
+}
+
+func (k *kernel) Wait(time.Time) (gpumemory.Turn, error) {
+	k.set(func() { k.waits++ })
+	return k, nil
+}
+
+func (k *kernel) Take() (taken bool, before int, err error) {
+	taken, err = k.Owns()
+	return taken, 0, err
 }
 
 func (k *kernel) AskGPU(c process.GPUCommand) {

@@ -47,6 +47,8 @@ type Kernel interface {
 	Keep(gpu bool, until time.Time) error
 	// Interrupt interrupts the kernel.
 	Interrupt() error
+	// ExpectCell notes a sign that a cell will follow: a parked kernel takes its GPU for it if the GPU is free.
+	ExpectCell()
 	// Restart replaces the kernel's process.
 	Restart(ctx context.Context) error
 	// Stop ends the kernel for good.
@@ -90,7 +92,7 @@ type routes struct {
 	readers logReaders
 }
 
-// New returns the kernel's routes: model, keeping, interrupt, restart, channels, log, timeline, status stream,
+// New returns the kernel's routes: model, keeping, interrupt, wake, restart, channels, log, timeline, status stream,
 // assignment, limits, and the cluster's reports on the kernel's container. They answer 421 for another kernel's id. If
 // there is a token, they answer 401 to requests without it.
 func New(k Kernel, o Options) http.Handler {
@@ -121,6 +123,10 @@ func New(k Kernel, o Options) http.Handler {
 	byUser("PATCH /api/kernels/{id}", h.patchKernel)
 	handle("DELETE /api/kernels/{id}", h.deleteKernel)
 	byUser("POST /api/kernels/{id}/interrupt", h.postInterrupt)
+	byUser("POST /api/kernels/{id}/wake", func(w http.ResponseWriter, _ *http.Request) error {
+		k.ExpectCell()
+		return noContent(w, nil)
+	})
 	byUser("POST /api/kernels/{id}/restart", h.postRestart)
 	byUser("GET /api/kernels/{id}/channels", k.Serve)
 	byUser("GET /api/kernels/{id}/log", h.getLog)
