@@ -66,11 +66,23 @@ var (
 
 // run runs the notebook, from where it was left.
 func (h *hold) run(e *entry) error {
-	document, resume, err := h.document(e)
+	stop, release := h.untilStopped(context.Background())
+	defer release()
+	if e.Timeout > 0 {
+		var cancel context.CancelFunc
+		over := e.Started.Add(time.Duration(e.Timeout) * time.Second)
+		stop, cancel = context.WithDeadlineCause(stop, over, errTimeout)
+		defer cancel()
+	}
+	again, cursor := e.Run == nil && e.Before != nil, ""
+	document, resume, free, err := h.document(stop, e, again)
+	if errors.Is(err, errNoTurn) {
+		return h.cutUnread(e, context.Cause(stop))
+	}
 	if err != nil {
 		return err
 	}
-	again, cursor := e.Run == nil && e.Before != nil, ""
+	defer free()
 	if resume != nil && !again {
 		cursor = resume.Cursor
 	}
@@ -85,14 +97,6 @@ func (h *hold) run(e *entry) error {
 		Budget:    h.m.budget,
 	})
 	defer relay.Close()
-	stop, release := h.untilStopped(context.Background())
-	defer release()
-	if e.Timeout > 0 {
-		var cancel context.CancelFunc
-		over := e.Started.Add(time.Duration(e.Timeout) * time.Second)
-		stop, cancel = context.WithDeadlineCause(stop, over, errTimeout)
-		defer cancel()
-	}
 	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume,
 		Again: again, Pieces: h.m.store.pieces(h.id, h.log), AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
 		Budget:    h.m.budget,
@@ -153,21 +157,57 @@ func (h *hold) untilStopped(parent context.Context) (ctx context.Context, releas
 	}
 }
 
-// document returns the notebook to run, or the state of the run that goes on, or that is followed by another one.
-func (h *hold) document(e *entry) (doc *notebook.Document, from *notebook.State, err error) {
+// errNoTurn says that a run is to end while it waits for room for its notebook.
+var errNoTurn = errors.New("jobs: ended while it waited for room")
+
+// document returns the notebook to run, and the state of the run that goes on, or that is followed by another one; nil
+// if there is none. Without room in the budget, it waits until there is some, or stop ends, which is errNoTurn. free
+// gives the room back.
+func (h *hold) document(
+	stop context.Context, e *entry, again bool,
+) (doc *notebook.Document, from *notebook.State, free func(), err error) {
+	read := func() (doc *notebook.Document, err error) {
+		err = retry(h.ctx, h.log, "read its notebook", func() error {
+			source, err := h.m.store.source(h.ctx, e)
+			if err != nil {
+				return err
+			}
+			doc, err = e.prepared(source, e.Language, e.From)
+			return err
+		})
+		return doc, err
+	}
 	if shown := e.shown(); shown != nil {
 		state, err := parseState(shown)
-		return nil, &state, err
-	}
-	err = retry(h.ctx, h.log, "read its notebook", func() error {
-		source, err := h.m.store.source(h.ctx, e)
-		if err != nil {
-			return err
+		if err != nil || state.Result != nil && !again { // the result is all that is needed
+			return nil, &state, func() {}, err
 		}
-		doc, err = e.prepared(source, e.Language, e.From)
-		return err
+		from, read = &state, func() (*notebook.Document, error) {
+			return state.Document(h.ctx, h.m.store.pieces(h.id, h.log))
+		}
+	}
+	doc, free, err = h.m.budget.Document(h.ctx, e.Owner, read, func(room func(context.Context) error) error {
+		return h.awaitRoom(stop, room)
 	})
-	return doc, nil, err
+	return doc, from, free, err
+}
+
+// awaitRoom waits until there is room for the job's notebook. The record says so meanwhile.
+func (h *hold) awaitRoom(stop context.Context, room func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(h.ctx)
+	defer cancel()
+	defer context.AfterFunc(stop, cancel)()
+	if err := h.must("note what it waits for", func(e *entry) { e.Reason = reasonMemory }); err != nil {
+		return err
+	}
+	err := room(ctx)
+	if h.ctx.Err() == nil && err != nil {
+		return errNoTurn
+	}
+	if err != nil {
+		return err
+	}
+	return h.must("note that it goes on", func(e *entry) { e.Reason = "" })
 }
 
 // save replaces the record by one with the state of the run. It then removes the pieces that the record no longer
@@ -181,6 +221,7 @@ func (h *hold) save(ctx context.Context, state *notebook.State, p notebook.Progr
 	err = retry(ctx, h.log, "save its progress", func() error {
 		return h.update(ctx, func(e *entry) {
 			e.Run, e.Cell, e.Cells, e.Reached, e.Silent = b, p.Cell, p.Cells, state.Reached, 0
+			e.Reason = "" // a gateway that has died may have waited
 		})
 	})
 	if err != nil {

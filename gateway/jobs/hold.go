@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -19,6 +20,7 @@ import (
 const (
 	reasonStopped  = "it was stopped on request"
 	reasonInternal = "an internal error of the gateway; see its log"
+	reasonMemory   = "it waits until other jobs with large notebooks end: the gateway has no memory for its own"
 )
 
 // giveBack bounds the last write of a gateway that ends.
@@ -189,7 +191,10 @@ func (h *hold) endLeft() error {
 func (h *hold) fail(err error) {
 	later := errors.Is(err, launcher.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
 	reason := reasonInternal
+	var invalid *notebook.InvalidError
 	switch {
+	case errors.As(err, &invalid):
+		reason = invalid.Error()
 	case errors.Is(err, launcher.ErrRecordTooLarge):
 		reason = "its notebook is larger than what can be stored here"
 	case errors.Is(err, launcher.ErrRecordDamaged):
@@ -270,7 +275,7 @@ func (h *hold) steps() error {
 				return err
 			}
 		case e.Silent > maxShared && e.due() != nil:
-			if err := h.cutUnread(&e); err != nil {
+			if err := h.cutUnread(&e, e.due()); err != nil {
 				return err
 			}
 		default:

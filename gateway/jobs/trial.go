@@ -81,15 +81,15 @@ func (h *hold) cut(e *entry, why error) error {
 	return h.outcome(Stopped, reasonStopped, false)
 }
 
-// cutUnread is cut for a suspect: its messages are not read, so they do not end one more gateway. A kernel that its
-// author keeps is interrupted first.
-func (h *hold) cutUnread(e *entry) error {
+// cutUnread is cut for a run whose messages are not read: those of a suspect do not end one more gateway. A kernel that
+// its author keeps is interrupted first.
+func (h *hold) cutUnread(e *entry, why error) error {
 	if e.Then == ThenKeep {
 		if err := h.m.kernels.Interrupt(h.ctx, e.Author, e.Kernel); err != nil {
 			h.log.Warn("the cell of a job may still run", logkey.Kernel, e.Kernel, logkey.Err, err)
 		}
 	}
-	return h.cut(e, e.due())
+	return h.cut(e, why)
 }
 
 // tries reports whether this gateway holds a suspect that it has not outlived yet.

@@ -33,7 +33,7 @@ func isExit(ename, evalue string) bool {
 func sentence(ename, evalue string) string { return strings.TrimSuffix(ename+": "+evalue, ": ") }
 
 // allows reports whether the run goes on after an error in the cell.
-func (r *run) allows(c *cell) bool { return r.AllowErrors || c.tagged("raises-exception") }
+func (r *run) allows(c *cell) bool { return r.AllowErrors || c.tagged(tagRaises) }
 
 // late returns the result of a run whose cells have all ended well, if the outputs of one have an error. A kernel
 // answers ok although the display of a value has failed. Without such an error the result is nil.

@@ -39,9 +39,9 @@ func TestRun_From(t *testing.T) {
 		if a, b := outputsOf(t, last, 0), outputsOf(t, last, 1); a != `stdout "kept\n"` || b != `stdout "new\n"` {
 			t.Errorf("the outputs are %s and %s", a, b)
 		}
-		if kept := document(t, string(last.document)).cells[0]; string(kept.obj.values["execution_count"]) != "7" ||
-			len(kept.meta.keys) != 0 {
-			t.Errorf("the first cell is %s", kept.obj.append(nil))
+		if kept := document(t, string(last.document)).cells[0]; string(kept.object().values["execution_count"]) != "7" ||
+			len(kept.metadata().keys) != 0 {
+			t.Errorf("the first cell is %s", kept.raw)
 		}
 	}
 	d := document(t, threeCells)

@@ -21,6 +21,7 @@
 package notebook
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,9 +41,9 @@ func (e *InvalidError) Error() string { return e.text }
 func invalid(format string, args ...any) error { return &InvalidError{fmt.Sprintf(format, args...)} }
 
 // Document is a notebook of format 4. Members that the package does not know are kept, in their order and spelling. It
-// is not for concurrent use.
+// keeps each cell as its text, and takes it apart when it is used: see cost. It is not for concurrent use.
 type Document struct {
-	top   *object
+	top   *object // without its cells and its metadata
 	meta  *object
 	cells []*cell
 	minor int
@@ -60,11 +61,20 @@ func Read(data []byte) (*Document, error) {
 	if err := check(data); err != nil {
 		return nil, err
 	}
-	top, err := parseObject(data)
+	top, err := viewObject(data)
 	if err != nil {
 		return nil, invalid("this is not a notebook: %v", err)
 	}
-	d := &Document{top: top}
+	d := &Document{top: &object{keys: top.keys, values: map[string]json.RawMessage{}}}
+	for name, value := range top.values {
+		switch name {
+		case "cells":
+			value = json.RawMessage("[]")
+		case "metadata":
+			value = json.RawMessage("{}")
+		}
+		d.top.values[name] = bytes.Clone(value)
+	}
 	var major int
 	if json.Unmarshal(top.values["nbformat"], &major) != nil {
 		return nil, invalid("this is not a notebook: it has no nbformat")
@@ -83,10 +93,14 @@ func Read(data []byte) (*Document, error) {
 	} else {
 		d.meta = newObject(nil)
 	}
-	var cells []json.RawMessage
-	if !isList(top.values["cells"]) || json.Unmarshal(top.values["cells"], &cells) != nil {
+	if !isList(top.values["cells"]) {
 		return nil, invalid("the notebook has no list of cells")
 	}
+	cells, err := viewList(top.values["cells"])
+	if err != nil {
+		return nil, invalid("the notebook's cells: %v", err)
+	}
+	d.cells = make([]*cell, 0, len(cells))
 	for i, raw := range cells {
 		c, err := parseCell(raw)
 		if err != nil {
@@ -123,43 +137,99 @@ func (d *Document) Language() string {
 // Cells returns how many cells the notebook has.
 func (d *Document) Cells() int { return len(d.cells) }
 
-// cell is one cell.
-type cell struct {
-	obj    *object // as it was before it ran; without outputs, when a run has begun
-	meta   *object
-	kind   string // cell_type
-	source string
-	noMeta bool // obj had no metadata
+// Costs of a Document in memory, in bytes.
+const (
+	// cellCost is what a cell takes beside its text: its struct, and one part of its outputs.
+	cellCost = 320
+	// memberCost is what a member of an object takes beside its value, in the notebook's own metadata.
+	memberCost = 160
+)
 
-	// What a run makes of the cell, beside meta.
-	count json.RawMessage // execution_count; nil: that of obj
+// cost returns what the document takes in memory while it runs, in bytes: its text, and a little for each cell.
+func (d *Document) cost() int64 {
+	n := int64(len(d.cells)) * cellCost
+	for _, c := range d.cells {
+		n += int64(len(c.raw))
+	}
+	for _, o := range []*object{d.top, d.meta} {
+		for name, value := range o.values {
+			n += memberCost + int64(len(name)+len(value))
+		}
+	}
+	return n
+}
+
+// cell is one cell. It is kept as its text.
+type cell struct {
+	raw    []byte // as it was before it ran; without outputs, when a run has begun
+	isCode bool
+	runs   bool  // it has code to run
+	tags   uint8 // which of knownTags it has
+	noMeta bool  // it had no metadata
+
+	// What a run makes of the cell.
+	meta  *object         // its metadata; nil: those of raw, or of the last part
+	count json.RawMessage // execution_count; nil: that of raw
 	parts []*part
 	known bool // meta and count are newer than those of parts, or the same
 	clear bool // clear the outputs before the next one
 	full  bool // a notice says that outputs are left out
 }
 
+// parseCell reads a cell, which keeps raw.
 func parseCell(raw []byte) (*cell, error) {
-	obj, err := parseObject(raw)
+	o, err := viewObject(raw)
 	if err != nil {
 		return nil, err
 	}
-	c := &cell{obj: obj, kind: obj.text("cell_type")}
-	if c.kind == "" {
+	kind := o.text("cell_type")
+	if kind == "" {
 		return nil, errors.New("it has no cell_type")
 	}
-	if c.source, err = joined(obj.values["source"]); err != nil {
+	source, err := joined(o.values["source"])
+	if err != nil {
 		return nil, errors.New("its source is neither a text nor a list of texts")
 	}
-	if rawMeta, has := obj.values["metadata"]; !has {
-		c.meta, c.noMeta = newObject(nil), true
-	} else if c.meta, err = parseObject(rawMeta); err != nil {
-		return nil, fmt.Errorf("its metadata: %w", err)
+	meta, has := newObject(nil), false
+	if _, has = o.values["metadata"]; has {
+		if meta, err = viewObject(o.values["metadata"]); err != nil {
+			return nil, fmt.Errorf("its metadata: %w", err)
+		}
 	}
-	if rawOutputs, has := obj.values["outputs"]; has && !isList(rawOutputs) {
+	if rawOutputs, has := o.values["outputs"]; has && !isList(rawOutputs) {
 		return nil, errors.New("its outputs are not a list")
 	}
+	c := &cell{raw: raw, isCode: kind == "code", noMeta: !has}
+	for _, tag := range tagsOf(meta) {
+		if i := slices.Index(knownTags, tag); i >= 0 {
+			c.tags |= 1 << i
+		}
+	}
+	c.runs = c.isCode && strings.TrimSpace(source) != "" && !c.tagged(tagSkip)
 	return c, nil
+}
+
+// object takes the cell's text apart. The values are parts of it.
+func (c *cell) object() *object {
+	o, err := viewObject(c.raw)
+	if err != nil {
+		panic(fmt.Sprintf("notebook: a cell that was read before: %v", err))
+	}
+	return o
+}
+
+// metadata returns the cell's metadata, which a run changes. They are in memory until the cell is stored.
+func (c *cell) metadata() *object {
+	if c.meta == nil {
+		c.meta = c.object().child("metadata")
+	}
+	return c.meta
+}
+
+// source returns the cell's text for the kernel.
+func (c *cell) source() string {
+	text, _ := joined(c.object().values["source"]) // parseCell has read it
+	return text
 }
 
 // joined returns the text of a value that is a string or a list of strings. A missing one is empty.
@@ -209,33 +279,31 @@ func endOfLine(text string, at int) int {
 }
 
 func newCell(kind, source, id string, tags ...string) *cell {
-	c := &cell{kind: kind, source: source, meta: newObject(map[string]any{"tags": tags})}
-	c.obj = newObject(map[string]any{"cell_type": kind, "source": split(source), "metadata": c.meta})
+	o := newObject(map[string]any{"cell_type": kind, "source": split(source),
+		"metadata": newObject(map[string]any{"tags": tags})})
 	if id != "" {
-		c.obj.set("id", id)
+		o.set("id", id)
 	}
 	if kind == "code" {
-		c.obj.set("execution_count", nil)
-		c.obj.set("outputs", []any{})
+		o.set("execution_count", nil)
+		o.set("outputs", []any{})
+	}
+	c, err := parseCell(o.append(nil))
+	if err != nil {
+		panic(fmt.Sprintf("notebook: a new cell: %v", err))
 	}
 	return c
 }
 
-func (c *cell) isCode() bool { return c.kind == "code" }
-
-func (c *cell) tags() (tags []string) {
-	if json.Unmarshal(c.meta.values["tags"], &tags) != nil {
+func tagsOf(meta *object) (tags []string) {
+	if json.Unmarshal(meta.values["tags"], &tags) != nil {
 		return nil
 	}
 	return tags
 }
 
-func (c *cell) tagged(tag string) bool { return slices.Contains(c.tags(), tag) }
-
-// runs reports whether the cell has code to run.
-func (c *cell) runs() bool {
-	return c.isCode() && strings.TrimSpace(c.source) != "" && !c.tagged("skip-execution")
-}
+// tagged reports whether the cell has one of knownTags.
+func (c *cell) tagged(tag string) bool { return c.tags&(1<<slices.Index(knownTags, tag)) != 0 }
 
 // From returns the number of the cell with which a run of the prepared notebook begins, from 1.
 func (d *Document) From() int { return d.from + 1 }
@@ -243,7 +311,7 @@ func (d *Document) From() int { return d.from + 1 }
 // CodeCells returns how many cells have code that a run of the prepared notebook runs.
 func (d *Document) CodeCells() (n int) {
 	for _, c := range d.cells[d.from:] {
-		if c.runs() {
+		if c.runs {
 			n++
 		}
 	}

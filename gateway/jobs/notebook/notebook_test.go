@@ -125,7 +125,7 @@ func FuzzRead(f *testing.F) {
 			t.Errorf("%q changes when it is written again", once)
 		}
 		for _, c := range d.cells {
-			encodeOutputs(parseOutputs(c.obj.values["outputs"]))
+			encodeOutputs(parseOutputs(c.object().values["outputs"]))
 		}
 		parameters := []Parameter{{Name: "a", Value: json.RawMessage("1")}}
 		if err := again.Prepare(Plan{Parameters: parameters, Language: "python"}); err != nil {

@@ -17,8 +17,8 @@ func TestRun_Count(t *testing.T) {
 	}}}
 	_, last := do(t, s, notebookOf(t, "5"), nil)
 	d := document(t, string(last.document))
-	if count := string(d.cells[0].obj.values["execution_count"]); count != "1" ||
-		!strings.Contains(string(d.cells[0].obj.values["outputs"]), `"execution_count": 6`) {
+	if count := string(d.cells[0].object().values["execution_count"]); count != "1" ||
+		!strings.Contains(string(d.cells[0].object().values["outputs"]), `"execution_count": 6`) {
 		t.Errorf("the cell has the count %s", count)
 	}
 }

@@ -98,15 +98,15 @@ func TestPrepare(t *testing.T) {
 		if err := d.Prepare(plan); err != nil {
 			t.Fatal(err)
 		}
-		if d.Cells() != 3 || d.cells[2].source != "# Parameters\nx = "+value+"\n" || !d.cells[2].tagged(tagInjected) {
+		if d.Cells() != 3 || d.cells[2].source() != "# Parameters\nx = "+value+"\n" || !d.cells[2].tagged(tagInjected) {
 			t.Fatalf("got\n%s", d.whole(t))
 		}
 		d = document(t, d.whole(t))
 	}
-	if got := string(d.cells[1].obj.values["execution_count"]); got != "null" {
+	if got := string(d.cells[1].object().values["execution_count"]); got != "null" {
 		t.Errorf("the count of the earlier run is still %s", got)
 	}
-	if got := d.cells[0].meta.child("papermill").text("status"); got != statusPending {
+	if got := d.cells[0].metadata().child("papermill").text("status"); got != statusPending {
 		t.Errorf("the first cell is %q", got)
 	}
 	p := d.meta.child("papermill")

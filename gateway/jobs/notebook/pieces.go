@@ -55,8 +55,8 @@ func (c *cell) content(p *part) json.RawMessage {
 	if len(c.count) > 0 {
 		b = append(append(append(b, `"execution_count":`...), c.count...), ',')
 	}
-	if !c.noMeta || len(c.meta.keys) > 0 {
-		b = append(c.meta.append(append(b, `"metadata":`...)), ',')
+	if meta := c.metadata(); !c.noMeta || len(meta.keys) > 0 {
+		b = append(meta.append(append(b, `"metadata":`...)), ',')
 	}
 	return p.append(b)
 }
@@ -186,28 +186,30 @@ func (r *run) begin() {
 	r.doc.changed = true
 	r.state = State{From: r.doc.from, Cell: r.doc.from, Restart: r.doc.restart, Cells: map[int][]*part{}}
 	for i, c := range r.doc.cells {
-		if c.known = true; !c.isCode() {
+		if c.known = true; !c.isCode {
 			continue
 		}
-		c.count = c.obj.values["execution_count"]
-		for _, out := range parseOutputs(c.obj.values["outputs"]) {
+		o := c.object()
+		outputs := parseOutputs(o.values["outputs"])
+		for _, out := range outputs {
 			r.put(i, out)
 			r.dirty[i] = true
 		}
-		if _, has := c.obj.values["outputs"]; has {
-			c.obj.set("outputs", []any{})
+		if len(outputs) > 0 {
+			o.set("outputs", []any{})
+			c.raw = bytes.Clone(o.append(nil))
 		}
 	}
 }
 
 // resume takes the document of the state that was stored. Parts are read when they change.
 func (r *run) resume(ctx context.Context) error {
-	skeleton, err := r.Pieces.Get(ctx, r.state.Skeleton)
-	if err != nil {
-		return err
-	}
-	if r.doc, err = Read(skeleton); err != nil {
-		return err
+	if r.doc = r.Document; r.doc == nil {
+		doc, err := r.state.Document(ctx, r.Pieces)
+		if err != nil {
+			return err
+		}
+		r.doc = doc
 	}
 	cells, err := r.state.cells(ctx, r.Pieces)
 	if err != nil {
@@ -236,6 +238,15 @@ func (r *run) resume(ctx context.Context) error {
 		return r.tail(ctx, r.state.Cell)
 	}
 	return nil
+}
+
+// Document reads the notebook of a run that goes on.
+func (s *State) Document(ctx context.Context, pieces Pieces) (*Document, error) {
+	skeleton, err := pieces.Get(ctx, s.Skeleton)
+	if err != nil {
+		return nil, err
+	}
+	return Read(skeleton)
 }
 
 // store stores what has changed as pieces, and notes their names in the state.
@@ -269,6 +280,9 @@ func (r *run) store(ctx context.Context) (err error) {
 				return err
 			}
 			p.list, p.Inline = nil, nil
+		}
+		if at != runs {
+			c.known, c.meta, c.count = false, nil, nil // the last part has them
 		}
 		r.state.Cells[at] = c.parts
 	}

@@ -1,6 +1,7 @@
 package notebook
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -12,12 +13,19 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
-// Tags of papermill.
+// Tags of papermill and nbclient.
 const (
 	tagParameters = "parameters"
 	tagInjected   = "injected-parameters"
 	tagError      = "papermill-error-cell-tag"
+	tagSkip       = "skip-execution"
+	tagRaises     = "raises-exception"
 )
+
+var knownTags = []string{tagParameters, tagInjected, tagError, tagSkip, tagRaises}
+
+// maxDocument bounds what a notebook takes in memory while it runs, in bytes: a Budget has no more for all notebooks.
+const maxDocument = DefaultBudget / budgetParts
 
 // The states of a cell in metadata.papermill.
 const (
@@ -83,8 +91,15 @@ func (d *Document) Prepare(p Plan) error {
 	papermill.set("output_path", orNull(p.OutputPath))
 	d.meta.set("papermill", papermill)
 	d.reset()
+	for _, c := range d.cells[:d.from] {
+		c.raw = bytes.Clone(c.raw) // it does not keep the rest of the text
+	}
 	for _, c := range d.cells[d.from:] {
 		c.reset()
+	}
+	if n := d.cost(); n > maxDocument {
+		return invalid("the notebook has %d cells and takes %d MiB of memory while it runs, and at most %d MiB are "+
+			"possible: divide it", len(d.cells), (n+1<<20-1)>>20, maxDocument>>20)
 	}
 	return nil
 }
@@ -123,16 +138,18 @@ func (d *Document) reset() {
 
 // reset removes what an earlier run has left in the cell.
 func (c *cell) reset() {
-	if c.tags() == nil {
-		c.meta.set("tags", []string{})
+	o, meta := c.object(), c.metadata()
+	if tagsOf(meta) == nil {
+		meta.set("tags", []string{})
 	}
-	c.meta.set("papermill", map[string]any{"start_time": nil, "end_time": nil, "duration": nil, "exception": nil,
+	meta.set("papermill", map[string]any{"start_time": nil, "end_time": nil, "duration": nil, "exception": nil,
 		"status": statusPending})
-	if c.isCode() {
-		c.obj.set("execution_count", nil)
-		c.obj.set("outputs", []any{})
+	if c.isCode {
+		o.set("execution_count", nil)
+		o.set("outputs", []any{})
 	}
-	c.obj.set("metadata", c.meta)
+	o.set("metadata", meta)
+	c.raw, c.meta = bytes.Clone(o.append(nil)), nil
 }
 
 // hasParameters reports whether the cell has the parameters, or their defaults.
@@ -148,7 +165,7 @@ func (d *Document) place(from string) (int, error) {
 	if from == "" {
 		return 0, nil
 	}
-	i := slices.IndexFunc(d.cells, func(c *cell) bool { return c.obj.text("id") == from })
+	i := slices.IndexFunc(d.cells, func(c *cell) bool { return c.object().text("id") == from })
 	if i >= 0 {
 		return i, nil
 	}
@@ -217,7 +234,7 @@ func (d *Document) note(name string, value any) {
 }
 
 func (c *cell) note(name string, value any) {
-	papermill := c.meta.child("papermill")
+	papermill := c.metadata().child("papermill")
 	papermill.set(name, value)
 	c.meta.set("papermill", papermill)
 }
@@ -236,7 +253,7 @@ func (c *cell) end(now time.Time, failed bool) {
 		c.note("status", statusCompleted)
 	}
 	c.note("end_time", stamp(now))
-	c.note("duration", seconds(c.meta, now))
+	c.note("duration", seconds(c.metadata(), now))
 }
 
 // pass notes that a run has passed a cell that it does not run.
@@ -245,7 +262,6 @@ func (c *cell) pass(at string) {
 		"status": statusCompleted} {
 		c.note(name, value)
 	}
-	c.obj.set("metadata", c.meta)
 }
 
 // time notes when the kernel has sent a message, as front ends do.
@@ -256,7 +272,7 @@ func (c *cell) time(what string, m *jupyter.Message) {
 	if json.Unmarshal(m.Header, &h) != nil {
 		return // a kernel without dates
 	}
-	times := c.meta.child("execution")
+	times := c.metadata().child("execution")
 	times.set(what, h.Date.UTC().Format("2006-01-02T15:04:05.000000Z"))
 	c.meta.set("execution", times)
 }

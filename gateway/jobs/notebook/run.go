@@ -112,7 +112,7 @@ type Result struct {
 type Run struct {
 	Conn     Conn
 	Pieces   Pieces
-	Document *Document // prepared; nil with Resume
+	Document *Document // prepared; with Resume, that of the state: nil reads it
 	// ID makes the msg_ids of the cells. It is the same for a run that is carried on, and no other run on the kernel has
 	// it.
 	ID     string
@@ -189,7 +189,7 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	}
 	r.number = make([]int, len(r.doc.cells))
 	for i, c := range r.doc.cells {
-		if i >= r.state.From && c.runs() {
+		if i >= r.state.From && c.runs {
 			r.total++
 		}
 		r.number[i] = r.total
@@ -285,13 +285,13 @@ func (r *run) cells(ctx context.Context) (*Result, error) {
 			if r.isStopped() {
 				return &Result{Status: Stopped, Reason: "it was stopped"}, nil
 			}
-			if !c.runs() {
+			if !c.runs {
 				r.state.Cell++ // Write notes that the run has passed it
 				continue
 			}
 			c.known = true
 			c.begin(time.Now())
-			c.meta.set("execution", struct{}{})
+			c.metadata().set("execution", struct{}{})
 		}
 		res, err := r.cell(ctx, c)
 		if res != nil || err != nil {
@@ -456,10 +456,10 @@ func (r *run) release() {
 func (r *run) request(c *cell) jupyter.Message {
 	allowed := r.allows(c)
 	m := r.message("execute_request", r.msgID(r.state.Cell), map[string]any{
-		"code": c.source, "silent": false, "store_history": true, "user_expressions": struct{}{}, "allow_stdin": false,
+		"code": c.source(), "silent": false, "store_history": true, "user_expressions": struct{}{}, "allow_stdin": false,
 		"stop_on_error": !allowed,
 	})
-	if id := c.obj.text("id"); id != "" { // as front ends do: the log of the kernel has the outputs by cell
+	if id := c.object().text("id"); id != "" { // as front ends do: the log of the kernel has the outputs by cell
 		m.Metadata = encode(map[string]string{"cellId": id})
 	}
 	return m
@@ -471,7 +471,7 @@ func (r *run) msgID(cell int) string { return r.ID + "-" + strconv.Itoa(cell) }
 func (r *run) cellOf(msgID string) (int, bool) {
 	number, own := strings.CutPrefix(msgID, r.ID+"-")
 	i, err := strconv.Atoi(number)
-	return i, own && err == nil && i >= 0 && i <= r.state.Cell && i < len(r.doc.cells) && r.doc.cells[i].isCode()
+	return i, own && err == nil && i >= 0 && i <= r.state.Cell && i < len(r.doc.cells) && r.doc.cells[i].isCode
 }
 
 func (r *run) message(msgType, id string, content any) jupyter.Message {

@@ -258,7 +258,7 @@ func outputsOf(t *testing.T, s *stored, at int) string {
 // shownIn returns the outputs of a notebook's cell, in a short form.
 func shownIn(d *Document, at int) string {
 	b := strings.Builder{}
-	for _, o := range parseOutputs(d.cells[at].obj.values["outputs"]) {
+	for _, o := range parseOutputs(d.cells[at].object().values["outputs"]) {
 		if o.other == nil {
 			fmt.Fprintf(&b, "%s %q; ", o.stream, o.text)
 			continue

@@ -67,7 +67,7 @@ func TestRun_Shelves(t *testing.T) {
 		if got := shownIn(whole, i); got != want {
 			t.Errorf("cell %d has the outputs %s, want %s", i, got, want)
 		}
-		if n := len(whole.cells[i].meta.child("papermill").text("end_time")); n == 0 {
+		if n := len(whole.cells[i].metadata().child("papermill").text("end_time")); n == 0 {
 			t.Errorf("cell %d has no end", i)
 		}
 	}

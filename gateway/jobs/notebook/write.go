@@ -16,18 +16,29 @@ import (
 // skeleton returns the notebook without what parts have.
 func (d *Document) skeleton() []byte {
 	top := &object{keys: slices.Clone(d.top.keys), values: maps.Clone(d.top.values)}
-	cells := []byte{'['}
-	for i, c := range d.cells {
-		if i > 0 {
-			cells = append(cells, ',')
-		}
-		cells = append(cells, c.obj.append(nil)...)
-	}
-	top.set("cells", json.RawMessage(append(cells, ']')))
 	if _, has := top.values["metadata"]; has || len(d.meta.keys) > 0 {
 		top.set("metadata", d.meta)
 	}
-	return top.append(nil)
+	b := append(make([]byte, 0, d.cost()), '{')
+	for i, name := range top.keys {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(b, encode(name)...), ':')
+		if name != "cells" {
+			b = append(b, top.values[name]...)
+			continue
+		}
+		b = append(b, '[')
+		for i, c := range d.cells {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = append(b, c.raw...)
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}')
 }
 
 // Write writes the notebook of a state as Jupyter writes it: with one space for each level, and a newline at the end.
@@ -113,7 +124,7 @@ func (w *assembly) object(
 // cells writes the list of cells.
 func (w *assembly) cells(ctx context.Context) error {
 	first := true
-	cell := func(o *object) error {
+	cell := func(raw []byte) error {
 		begin := ",\n  "
 		if first {
 			begin, first = "[\n  ", false
@@ -121,29 +132,31 @@ func (w *assembly) cells(ctx context.Context) error {
 		if err := w.text(begin); err != nil {
 			return err
 		}
-		return w.value(o.append(nil), "  ")
+		return w.value(raw, "  ")
 	}
 	mark, ended := w.s.Mark, w.d.meta.child("papermill").text("start_time")
 	if mark != nil {
-		if err := cell(mark.top().obj); err != nil {
+		if err := cell(mark.top().raw); err != nil {
 			return err
 		}
 	}
 	for i, c := range w.d.cells {
 		if mark != nil && i == mark.Cell {
-			if err := cell(mark.above().obj); err != nil {
+			if err := cell(mark.above().raw); err != nil {
 				return err
 			}
 		}
-		if err := w.fill(ctx, i); err != nil {
+		o := c.object()
+		if err := w.fill(ctx, i, o); err != nil {
 			return err
 		}
-		if end := c.meta.child("papermill").text("end_time"); end != "" {
+		if end := c.metadata().child("papermill").text("end_time"); end != "" {
 			ended = end
-		} else if i >= w.s.From && i < w.s.Cell && !c.runs() { // the run has passed it
+		} else if i >= w.s.From && i < w.s.Cell && !c.runs { // the run has passed it
 			c.pass(ended)
+			o.set("metadata", c.meta)
 		}
-		if err := cell(c.obj); err != nil {
+		if err := cell(o.append(nil)); err != nil {
 			return err
 		}
 		w.d.cells[i] = nil
@@ -154,10 +167,10 @@ func (w *assembly) cells(ctx context.Context) error {
 	return w.text("\n ]")
 }
 
-// fill gives a cell its outputs, its count and its metadata.
-func (w *assembly) fill(ctx context.Context, at int) error {
+// fill gives the object of a cell its outputs, its count and its metadata.
+func (w *assembly) fill(ctx context.Context, at int, o *object) error {
 	for {
-		err := w.tryFill(ctx, at)
+		err := w.tryFill(ctx, at, o)
 		if err == nil {
 			return nil
 		}
@@ -184,7 +197,7 @@ func (w *assembly) take(ctx context.Context, s State) error {
 	return nil
 }
 
-func (w *assembly) tryFill(ctx context.Context, at int) error {
+func (w *assembly) tryFill(ctx context.Context, at int, o *object) error {
 	c := w.d.cells[at]
 	var outputs []*output
 	for i, p := range w.s.Cells[at] {
@@ -201,12 +214,12 @@ func (w *assembly) tryFill(ctx context.Context, at int) error {
 		if err := c.adopt(content); err != nil {
 			return err
 		}
-		c.obj.set("outputs", encodeOutputs(outputs))
+		o.set("outputs", encodeOutputs(outputs))
 		if len(content.Metadata) > 0 {
-			c.obj.set("metadata", content.Metadata)
+			o.set("metadata", content.Metadata)
 		}
 		if len(content.Count) > 0 {
-			c.obj.set("execution_count", content.Count)
+			o.set("execution_count", content.Count)
 		}
 	}
 	return nil
