@@ -31,7 +31,8 @@ func TestE2E_Parking(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g := prepare(t, "", "--start-wait", "1s", "--park-idle", "1s")
+	metrics := freeAddress(t, "127.0.0.1")
+	g := prepare(t, "", "--start-wait", "1s", "--park-idle", "1s", "--metrics-listen", metrics)
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
 	g.start()
 	parked := func(id, want string) {
@@ -69,6 +70,16 @@ func TestE2E_Parking(t *testing.T) {
 	a.says("print(held())", "hers\n")
 	parked(second.ID, "parked")
 	parked(first.ID, "held")
+	g.eventually(10*time.Second, "both are counted, and the return of the first", func() error {
+		text := scrape(t, metrics)
+		for _, series := range []string{`ekg_parkable_kernels{state="parked"} 1`, `ekg_parkable_kernels{state="held"} 1`,
+			"ekg_park_wait_seconds_count 1", "ekg_park_restore_seconds_count 1"} {
+			if !strings.Contains(text, "\n"+series+"\n") {
+				return fmt.Errorf("no %s", series)
+			}
+		}
+		return nil
+	})
 
 	// A cell waits while another one computes. An interrupt ends the wait, and the kernel goes on.
 	computes := b.begin("print('computes', flush=True); call('ekgCompute', 4000); time.sleep(3600)")

@@ -73,7 +73,10 @@ func busyGateway(t *testing.T) *testGateway {
 	g.fake.measures = launcher.Measures{
 		Traffic: []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300},
 			{Channel: "iopub", Messages: 7, Bytes: 700}},
-		LogEvicted: 11, LogLost: 5, Failed: 2,
+		LogEvicted: 11, LogLost: 5, Failed: 2, Wakes: api.Wakes{
+			Waits:    api.Durations{Buckets: [13]int64{0: 2, 4: 1, 12: 1}, Sum: 3 * time.Hour},
+			Restores: api.Durations{Buckets: [13]int64{3: 4}, Sum: 3 * time.Second},
+		},
 		GPUs:        map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 2.25},
 		GPUSeconds:  map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 12.5, {SpecName: "r"}: 1},
 		GPUBusy:     map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 2.5},
@@ -90,6 +93,8 @@ func busyGateway(t *testing.T) *testGateway {
 		g.fake.kernels[idA].Groups, g.fake.kernels[idB].Groups = []string{"vision", metrics.Other}, []string{"vision"}
 		g.fake.kernels[idA].LogBytes, g.fake.kernels[idA].Connections = 1000, 2
 		g.fake.kernels[idB].LogBytes, g.fake.kernels[idB].Stale = 24, true
+		g.fake.kernels[idA].Parked = api.Parked{State: api.GPUFailed, Cause: api.CauseMemory}
+		g.fake.kernels[idB].Parked = api.Parked{State: api.GPUParked}
 	})
 	g.runJobs()
 	m := g.metrics
@@ -166,6 +171,19 @@ func TestMetrics_Values(t *testing.T) {
 		`ekg_group_kernels{group="vision",state="dead"}`:                                "0",
 		`ekg_group_kernels{group="other",state="busy"}`:                                 "1",
 		`ekg_kernels_stale`:                                                             "1",
+		`ekg_parkable_kernels{state="failed"}`:                                          "1",
+		`ekg_parkable_kernels{state="parked"}`:                                          "1",
+		`ekg_parkable_kernels{state="held"}`:                                            "0",
+		`ekg_unparkable_kernels{cause="memory"}`:                                        "1",
+		`ekg_unparkable_kernels{cause="driver"}`:                                        "0",
+		`ekg_park_wait_seconds_bucket{le="0.1"}`:                                        "2",
+		`ekg_park_wait_seconds_bucket{le="1"}`:                                          "2",
+		`ekg_park_wait_seconds_bucket{le="2.5"}`:                                        "3",
+		`ekg_park_wait_seconds_bucket{le="7200"}`:                                       "3",
+		`ekg_park_wait_seconds_bucket{le="+Inf"}`:                                       "4",
+		`ekg_park_wait_seconds_count`:                                                   "4",
+		`ekg_park_wait_seconds_sum`:                                                     "10800",
+		`ekg_park_restore_seconds_count`:                                                "4",
 		`ekg_kernel_clients`:                                                            "2",
 		`ekg_kernel_log_bytes`:                                                          "1024",
 		`ekg_kernel_log_evicted_messages_total`:                                         "11",
@@ -230,7 +248,8 @@ func TestMetrics_Bounded(t *testing.T) {
 		g.fake.change(func() {
 			id := fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)
 			g.fake.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: spec,
-				State: api.State(fmt.Sprint("state", i))}}
+				State:  api.State(fmt.Sprint("state", i)),
+				Parked: api.Parked{State: api.GPUFailed, Cause: api.ParkCause(fmt.Sprint("reason ", i))}}}
 		})
 		g.metrics.Request("/api", logMethod(fmt.Sprintf("METHOD%d", i)), 600+i, time.Second, false)
 		g.do("GET", fmt.Sprintf("/nothing/%d", i), "")
@@ -260,6 +279,7 @@ func TestMetrics_Bounded(t *testing.T) {
 	wantSeries(t, all, map[string]string{
 		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * metrics.MaxLabelValues),
 		`ekg_kernels{spec="other",state="unknown"}`:                         fmt.Sprint(2 * metrics.MaxLabelValues),
+		`ekg_unparkable_kernels{cause="other"}`:                             fmt.Sprint(3 * metrics.MaxLabelValues),
 		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * metrics.MaxLabelValues),
 		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * metrics.MaxLabelValues),
 	})

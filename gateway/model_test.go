@@ -113,7 +113,7 @@ func another(v reflect.Value) {
 		v.Set(reflect.ValueOf(api.NewDeath(time.Now(), "killed")))
 	case api.Parked:
 		v.Set(reflect.ValueOf(api.Parked{State: api.GPUParked, Since: "2026-01-01T00:00:00Z",
-			KeepGPUUntil: "2026-01-01T00:00:00Z"}))
+			Cause: api.CauseMemory, KeepGPUUntil: "2026-01-01T00:00:00Z"}))
 	case api.GPUUse:
 		v.Set(reflect.ValueOf(api.GPUUse{Busy: time.Second}))
 	default:

@@ -1,6 +1,10 @@
 package launcher
 
-import "time"
+import (
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
 
 // Measures is the data for metrics: what a launcher knows at this moment, and what it has counted since it was opened.
 // Every gateway sees every kernel, so several gateways of the same kernels report the same counts.
@@ -12,6 +16,7 @@ type Measures struct {
 	LogEvicted int64     // messages that left a log because its bound was reached
 	LogLost    int64     // of these, messages that a client has missed; the client was notified
 	Failed     int64     // supervisors that ended unexpectedly, and whose kernels others have adopted
+	Wakes      api.Wakes // of kernels that had given their GPUs back
 
 	Culls map[CullLabels]int64 // culled kernels
 

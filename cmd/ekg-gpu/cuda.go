@@ -158,12 +158,13 @@ func (c *cuda) user(session int, do gpu.Action) (pid int, failure *gpu.CUDAError
 	}
 	switch {
 	case len(users) > 1:
-		return 0, &gpu.CUDAError{Text: fmt.Sprintf("%d processes of the kernel use CUDA", len(users))}
+		return 0, &gpu.CUDAError{Text: fmt.Sprintf("%d processes of the kernel use CUDA", len(users)), Processes: len(users)}
 	case len(open) > 0:
 		return 0, &gpu.CUDAError{Text: fmt.Sprintf("the GPU is open in %d processes of the kernel that cannot be saved",
-			len(open))}
+			len(open)), Processes: len(open)}
 	case unknown > 0:
-		return 0, &gpu.CUDAError{Text: fmt.Sprintf("%d processes of the kernel cannot be looked at", unknown)}
+		return 0, &gpu.CUDAError{Text: fmt.Sprintf("%d processes of the kernel cannot be looked at", unknown),
+			Processes: unknown}
 	case len(users) == 0:
 		return 0, nil
 	}

@@ -98,6 +98,15 @@ var (
 		"GPUs held, used or not, times the seconds for which they were held."})
 	metricGPUBusy = scraped(Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec", "flavor"}, true,
 		"The part of ekg_gpu_seconds_total in which the GPUs computed, as far as it is measured."})
+	metricParkable = scraped(Metric{"ekg_parkable_kernels", "gauge", []string{"state"}, true,
+		"Kernels that may be parked, by the state of their GPU: held, parking, parked, waking, none or failed."})
+	metricUnparkable = scraped(Metric{"ekg_unparkable_kernels", "gauge", []string{"cause"}, true,
+		"Kernels that keep their GPU although they may be parked (state failed), by cause: memory, processes, computes, " +
+			"driver, program or other."})
+	metricParkWait = scraped(Metric{"ekg_park_wait_seconds", "histogram", nil, true,
+		"Time for which kernels that had given their GPU back have waited for it. The count is how often kernels woke."})
+	metricParkRestore = scraped(Metric{"ekg_park_restore_seconds", "histogram", nil, true,
+		"Time that it has taken to restore the GPU memory of parked kernels, once they had their GPU."})
 	metricCulls = scraped(Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
 		"Kernels that were culled, by limit: idle, busy or age."})
 	metricWarm = scraped(Metric{"ekg_warm_kernels", "gauge", []string{"spec"}, true,

@@ -54,7 +54,16 @@ func (s *snapshot) Collect(to chan<- prometheus.Metric) {
 		}
 		to <- prometheus.MustNewConstMetric(s.descs[m.Name], kind, v, labels...)
 	}
-	s.collectKernels(send)
+	s.collectKernels(send, func(m Metric, d *api.Durations) {
+		buckets, count := map[float64]uint64{}, uint64(0)
+		for i, n := range d.Buckets {
+			count += uint64(n)
+			if i < len(api.DurationBounds) {
+				buckets[api.DurationBounds[i]] = count
+			}
+		}
+		to <- prometheus.MustNewConstHistogram(s.descs[m.Name], count, d.Sum.Seconds(), buckets)
+	})
 	open, in, out := s.from.Websockets()
 	send(metricWebsockets, float64(open))
 	send(metricWSBytes, float64(in), fromClient)
@@ -81,9 +90,12 @@ var cullLimits = []string{api.LimitIdle, api.LimitBusy, api.LimitAge}
 type sender func(m Metric, v float64, labels ...string)
 
 // collectKernels sends what the launcher knows.
-func (s *snapshot) collectKernels(send sender) {
+func (s *snapshot) collectKernels(send sender, sendAll func(Metric, *api.Durations)) {
 	now := s.from.Measure()
 	s.collectStates(now.Kernels, send)
+	collectParked(now.Kernels, send)
+	sendAll(metricParkWait, &now.Wakes.Waits)
+	sendAll(metricParkRestore, &now.Wakes.Restores)
 	send(metricLogEvicted, float64(now.LogEvicted))
 	send(metricLogLost, float64(now.LogLost))
 	send(metricFailed, float64(now.Failed))
@@ -160,6 +172,27 @@ func (s *snapshot) collectStates(kernels []launcher.Kernel, send sender) {
 	send(metricStale, stale)
 	send(metricClients, clients)
 	send(metricLogBytes, logBytes)
+}
+
+// collectParked sends the numbers of kernels that may be parked. What a supervisor of a later version says is "other".
+func collectParked(kernels []launcher.Kernel, send sender) {
+	states, causes := map[api.ParkState]int{}, map[api.ParkCause]int{}
+	for _, k := range kernels {
+		states[k.Parked.State]++
+		if k.Parked.State == api.GPUFailed {
+			if cause := k.Parked.Cause; slices.Contains(api.ParkCauses, cause) {
+				causes[cause]++
+			} else {
+				causes[Other]++
+			}
+		}
+	}
+	for _, state := range api.ParkStates {
+		send(metricParkable, float64(states[state]), string(state))
+	}
+	for _, cause := range append(slices.Clip(api.ParkCauses), Other) {
+		send(metricUnparkable, float64(causes[cause]), string(cause))
+	}
 }
 
 // collectWarm sends the numbers of warm kernels.

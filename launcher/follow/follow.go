@@ -285,5 +285,5 @@ func (f *Follower) MeasureLocked(m *launcher.Measures) {
 			launcher.Traffic{Channel: channel, ToKernel: true, Messages: to[0], Bytes: to[1]},
 			launcher.Traffic{Channel: channel, Messages: from[0], Bytes: from[1]})
 	}
-	m.LogEvicted, m.LogLost, m.Failed = total.LogEvicted, total.LogLost, total.Failed
+	m.LogEvicted, m.LogLost, m.Failed, m.Wakes = total.LogEvicted, total.LogLost, total.Failed, total.Wakes
 }

@@ -80,7 +80,7 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		LastDeath:    s.kernel.death.Death,
 		Parked:       s.parker.Shown(s.use.Kept().KeepGPUUntil),
 	}
-	st.Counts.LogEvicted = s.log.Evicted()
+	st.Counts.LogEvicted, st.Counts.Wakes = s.log.Evicted(), s.parker.Wakes()
 	if s.kernel.adopted && !s.inherited.Left {
 		st.Counts.Failed = 1
 	}

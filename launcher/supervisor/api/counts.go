@@ -10,6 +10,7 @@ type Counts struct {
 	LogEvicted int64     `json:"log_evicted"`      // messages that the log evicted
 	LogLost    int64     `json:"log_lost"`         // evicted messages that a client missed, as a notice said
 	Failed     int64     `json:"failed,omitempty"` // 1: the kernel's last supervisor ended unexpectedly
+	Wakes      Wakes     `json:"wakes,omitzero"`
 }
 
 // Flows are messages and their bytes by channel, in the order of CountedChannels.
@@ -45,6 +46,8 @@ func (t *Tally) Add(before, now Counts) {
 	t.total.LogEvicted += growth(before.LogEvicted, now.LogEvicted)
 	t.total.LogLost += growth(before.LogLost, now.LogLost)
 	t.total.Failed += growth(before.Failed, now.Failed)
+	t.total.Wakes.Waits.grow(&before.Wakes.Waits, &now.Wakes.Waits)
+	t.total.Wakes.Restores.grow(&before.Wakes.Restores, &now.Wakes.Restores)
 }
 
 // growth returns how much a counter grew. A decrease counts as 0: a supervisor stands beside untrusted code and must

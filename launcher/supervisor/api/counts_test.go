@@ -20,7 +20,9 @@ func TestTally(t *testing.T) {
 			switch rapid.SampledFrom([]string{"old", "new", "count", "count", "count", "say", "say"}).Draw(t, "what") {
 			case "old": // one that was there before
 				if _, ok := now[kernel]; !ok {
-					now[kernel] = Counts{Since: began.Add(-time.Hour), LogLost: 1000}
+					c := Counts{Since: began.Add(-time.Hour), LogLost: 1000}
+					c.Wakes.Waits.Buckets[2], c.Wakes.Restores.Sum = 1000, 1000
+					now[kernel] = c
 				}
 			case "new": // a supervisor after another, or none
 				now[kernel] = Counts{Since: at}
@@ -29,6 +31,8 @@ func TestTally(t *testing.T) {
 					n := int64(rapid.IntRange(0, 10).Draw(t, "n"))
 					c.LogLost += n
 					c.ToKernel[3][1] += n
+					c.Wakes.Waits.Buckets[2] += n
+					c.Wakes.Restores.Sum += time.Duration(n)
 					now[kernel] = c
 				}
 			case "say":
@@ -39,6 +43,11 @@ func TestTally(t *testing.T) {
 				before := tally.Total()
 				tally.Add(heard[kernel], c)
 				grown := tally.Total().LogLost - before.LogLost
+				waits := tally.Total().Wakes.Waits.Buckets[2] - before.Wakes.Waits.Buckets[2]
+				took := tally.Total().Wakes.Restores.Sum - before.Wakes.Restores.Sum
+				if waits != grown || int64(took) != grown {
+					t.Fatalf("%d lost messages were added, %d waits, and %d of restores", grown, waits, took)
+				}
 				expected := c.LogLost - heard[kernel].LogLost
 				switch {
 				case heard[kernel].Since.IsZero() && c.Since.Before(began):

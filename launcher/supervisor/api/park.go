@@ -32,6 +32,7 @@ type Parked struct {
 	State  ParkState `json:"state,omitempty"`
 	Since  string    `json:"since,omitempty"`
 	Reason string    `json:"reason,omitempty"` // why it keeps its GPU, or what it waits for
+	Cause  ParkCause `json:"cause,omitempty"`  // the class of the reason if the state is GPUFailed
 
 	KeepGPUUntil string `json:"keep_gpu_until,omitempty"` // it is not parked before; its owner wants that
 }
@@ -51,3 +52,54 @@ const (
 	GPUWaking  ParkState = "waking"  // it waits for its GPU, or its GPU memory is being restored
 	GPUFailed  ParkState = "failed"  // it cannot be parked
 )
+
+// ParkStates are all states.
+var ParkStates = []ParkState{GPUNone, GPUHeld, GPUParking, GPUParked, GPUWaking, GPUFailed}
+
+// ParkCause is why a kernel cannot be parked, in a word. It labels metrics, so there are only a few.
+type ParkCause string
+
+// The classes of reasons.
+const (
+	CauseMemory    ParkCause = "memory"    // the machine's memory has no room
+	CauseProcesses ParkCause = "processes" // several processes use the GPU, or one that cannot be saved
+	CauseComputes  ParkCause = "computes"  // its GPU computes, whatever is measured
+	CauseDriver    ParkCause = "driver"    // NVIDIA's driver does not do it
+	CauseProgram   ParkCause = "program"   // ekg-gpu does not run or has ended, or finds no library of NVIDIA
+)
+
+// ParkCauses are all classes.
+var ParkCauses = []ParkCause{CauseMemory, CauseProcesses, CauseComputes, CauseDriver, CauseProgram}
+
+// Wakes are what a supervisor has counted of the kernel's returns to its GPU.
+type Wakes struct {
+	Waits    Durations `json:"waits"`    // for the GPU, one for each return
+	Restores Durations `json:"restores"` // of the GPU memory, if some was saved
+}
+
+// DurationBounds are the upper bounds of all buckets of Durations but the last, in seconds.
+var DurationBounds = [...]float64{.1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200}
+
+// Durations count durations by their length.
+type Durations struct {
+	Buckets [len(DurationBounds) + 1]int64 `json:"buckets"` // each without those of the others
+	Sum     time.Duration                  `json:"sum"`     // nanoseconds
+}
+
+// Add counts a duration.
+func (d *Durations) Add(took time.Duration) {
+	i := 0
+	for i < len(DurationBounds) && took.Seconds() > DurationBounds[i] {
+		i++
+	}
+	d.Buckets[i]++
+	d.Sum += took
+}
+
+// grow adds the growth from before to now.
+func (d *Durations) grow(before, now *Durations) {
+	for i := range d.Buckets {
+		d.Buckets[i] += growth(before.Buckets[i], now.Buckets[i])
+	}
+	d.Sum += time.Duration(growth(int64(before.Sum), int64(now.Sum)))
+}

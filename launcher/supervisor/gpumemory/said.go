@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -22,3 +23,17 @@ const (
 	Lost   = "NVIDIA's driver could not bring its GPU memory back, and its variables there are lost"
 	Silent = "NVIDIA's driver does not answer whether its GPU memory is saved"
 )
+
+// CauseOf returns the class of a failure; nil: ekg-gpu has ended.
+func CauseOf(e *gpu.CUDAError) api.ParkCause {
+	switch {
+	case e == nil:
+	case e.Computes():
+		return api.CauseComputes
+	case e.Call != "":
+		return api.CauseDriver
+	case e.Processes > 0:
+		return api.CauseProcesses
+	}
+	return api.CauseProgram
+}

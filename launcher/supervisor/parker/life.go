@@ -182,19 +182,19 @@ func (l *life) save(ctx context.Context) {
 	l.Mu.Lock()
 	memory := l.use().Memory
 	l.Mu.Unlock()
-	a, why := l.driver.Ask(ctx, l.proc, gpu.Look, memory), ""
+	a, why, cause := l.driver.Ask(ctx, l.proc, gpu.Look, memory), "", api.CauseMemory
 	switch {
 	case ctx.Err() != nil:
 		return
 	case a.Failure != nil:
-		why = a.Failure.Error()
+		why, cause = a.Failure.Error(), gpumemory.CauseOf(a.Failure)
 	case a.State == gpu.CUDARunning && l.SameMachine:
 		why = gpumemory.NoRoom(l.proc.PID(), memory)
 	}
 	wanted := l.seat.Wanted()
 	l.Mu.Lock()
 	if why != "" {
-		l.keepGPULocked(why)
+		l.keepGPULocked(why, cause)
 		l.Mu.Unlock()
 		return
 	}
@@ -233,7 +233,7 @@ func (l *life) save(ctx context.Context) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	l.gotGPULocked()
-	l.keepGPULocked(why)
+	l.keepGPULocked(why, gpumemory.CauseOf(a.Failure))
 }
 
 // awaitTaken waits until the kernel that waits has taken the GPU, so that no other kernel gives its GPU back for it. It
@@ -251,11 +251,12 @@ func (l *life) awaitTaken(ctx context.Context) {
 
 // keepGPULocked notes that the kernel was not parked. That is tried again when the kernel has done something. If only
 // ekg-gpu was not there, it is tried again in any case.
-func (l *life) keepGPULocked(why string) {
+func (l *life) keepGPULocked(why string, cause api.ParkCause) {
 	if l.reason != why {
 		l.Logger.Info("the kernel keeps its GPU", logkey.Reason, why)
 	}
 	l.enter(api.GPUFailed, why)
+	l.cause = cause
 	l.failed, l.retry = l.Use.Version(), l.Now().Add(parkRetry)
 	if why == process.NoGPUProgram {
 		l.failed, l.retry = 0, l.Now().Add(parkLook)
@@ -318,22 +319,27 @@ func (l *life) takeFree() bool {
 }
 
 // regain lets the kernel have the messages that wait for the GPU, which is its own again, and restores the GPU memory
-// beside them: calls of CUDA wait until it is there. began is when the kernel began to wait. ahead is when it took the GPU
-// ahead of a cell; zero: for one.
+// beside them: calls of CUDA wait until it is there. began is when the kernel began to wait. ahead is when it took the
+// GPU ahead of a cell; zero: for one.
 func (l *life) regain(ctx context.Context, began, ahead time.Time) {
 	waited := time.Since(began)
 	l.Mu.Lock()
 	saved, memory := l.saved, l.memory
 	l.ahead = ahead
+	l.wakes.Waits.Add(waited)
 	l.enter(api.GPUWaking, "")
 	l.gotGPULocked()
 	l.Mu.Unlock()
 	if saved && !l.restore(ctx, memory) {
 		return
 	}
-	l.Logger.Info("the kernel has its GPU again", logkey.Waited, waited, logkey.Took, time.Since(began))
+	took := time.Since(began)
+	l.Logger.Info("the kernel has its GPU again", logkey.Waited, waited, logkey.Took, took)
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
+	if saved {
+		l.wakes.Restores.Add(took - waited)
+	}
 	l.enter(api.GPUHeld, "")
 	l.gotGPULocked()
 }

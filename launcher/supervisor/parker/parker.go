@@ -60,16 +60,18 @@ type Parker struct {
 	state   api.ParkState // "": seat is nil, or no process runs
 	since   time.Time
 	reason  string
-	version uint64    // changes with state and reason
-	own     bool      // the GPU is the kernel's, and is not about to be given back
-	wish    bool      // a message waits for the GPU, or the kernel computes without it
-	woken   time.Time // when it got the GPU last
-	memory  int64     // bytes that were saved last
-	failed  uint64    // version of the use at the last attempt that failed
-	retry   time.Time // not before then
-	saved   bool      // its GPU memory is saved, or may be; means nothing while own is set
-	typed   time.Time // the last sign that a cell will follow; zero: there was none
-	ahead   time.Time // when it got the GPU ahead of a cell; zero: it did not, or has used it since
+	cause   api.ParkCause // the class of the reason in the state GPUFailed
+	wakes   api.Wakes     // since this supervisor was started
+	version uint64        // changes with state and reason
+	own     bool          // the GPU is the kernel's, and is not about to be given back
+	wish    bool          // a message waits for the GPU, or the kernel computes without it
+	woken   time.Time     // when it got the GPU last
+	memory  int64         // bytes that were saved last
+	failed  uint64        // version of the use at the last attempt that failed
+	retry   time.Time     // not before then
+	saved   bool          // its GPU memory is saved, or may be; means nothing while own is set
+	typed   time.Time     // the last sign that a cell will follow; zero: there was none
+	ahead   time.Time     // when it got the GPU ahead of a cell; zero: it did not, or has used it since
 	calls   gpumemory.Calls
 }
 
@@ -123,9 +125,16 @@ func (p *Parker) Shown(kept time.Time) api.Parked {
 	if p.state == "" {
 		return api.Parked{}
 	}
-	return api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason,
+	shown := api.Parked{State: p.state, Since: api.Timestamp(p.since), Reason: p.reason,
 		KeepGPUUntil: api.OptionalTimestamp(kept)}
+	if p.state == api.GPUFailed {
+		shown.Cause = p.cause
+	}
+	return shown
 }
+
+// Wakes returns what was counted since this supervisor was started.
+func (p *Parker) Wakes() api.Wakes { return p.wakes }
 
 // lazy reports whether the kernel does without the GPU until it makes a call of CUDA: nothing of it is saved.
 func (p *Parker) lazy() bool { return p.calls.Held && !p.saved }

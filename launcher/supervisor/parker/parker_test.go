@@ -32,6 +32,9 @@ type kernel struct {
 	taken bool // another kernel has the GPU
 	alone bool // no other kernel wants the GPU
 	waits int  // how often it has joined the line for its GPU
+
+	restore time.Duration  // what a restore takes
+	failure *gpu.CUDAError // of each look
 }
 
 func (k *kernel) Return() error                                   { return nil }
@@ -76,8 +79,11 @@ func (k *kernel) AskGPU(c process.GPUCommand) {
 		k.cuda = gpu.CUDASaved
 	case c.Do == gpu.Restore && k.cuda == gpu.CUDASaved:
 		k.cuda = gpu.CUDARunning
+		time.Sleep(k.restore)
 	}
-	k.Answered(gpu.Answer{ID: c.ID, State: k.cuda})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Answered(gpu.Answer{ID: c.ID, State: k.cuda, Failure: k.failure})
 }
 
 // begin starts an idle kernel's life with a GPU, in a bubble of synctest.
@@ -130,6 +136,43 @@ func TestParker_CallsNotHeld(t *testing.T) {
 		k.is(t, time.Minute, api.GPUNone, "calls cannot be held")
 		k.cell(t)
 		k.is(t, 0, api.GPUHeld, "")
+	})
+}
+
+// What operators see: why a kernel cannot be parked, how long it has waited for its GPU, and how long the restore took.
+func TestParker_Measures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{cuda: gpu.CUDARunning, holds: true, restore: 2 * time.Second}
+		k.failure = &gpu.CUDAError{Text: "2 processes", Processes: 2}
+		begin(t, k)
+		k.is(t, 2*time.Minute, api.GPUFailed, "2 processes")
+		k.mu.Lock()
+		if got := k.Shown(time.Time{}).Cause; got != api.CauseProcesses {
+			t.Errorf("the cause is %q", got)
+		}
+		k.failure, k.taken = nil, true
+		k.use.Used() // it is tried again
+		k.mu.Unlock()
+		k.Changed()
+		k.is(t, 2*time.Minute, api.GPUParked, "")
+		k.cell(t)
+		k.is(t, 20*time.Second, api.GPUWaking, "another kernel has it")
+		k.mu.Lock()
+		if got := k.Shown(time.Time{}).Cause; got != "" || k.Wakes() != (api.Wakes{}) {
+			t.Errorf("while it waits: the cause is %q, counted is %+v", got, k.Wakes())
+		}
+		k.taken = false
+		k.mu.Unlock()
+		k.is(t, 3*time.Second, api.GPUHeld, "")
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		got := k.Wakes()
+		if sum := got.Waits.Sum.Truncate(time.Second); sum != 20*time.Second || got.Waits.Buckets[7] != 1 {
+			t.Errorf("it has waited for 20 s, counted is %+v", got.Waits)
+		}
+		if got.Restores.Sum != 2*time.Second || got.Restores.Buckets[4] != 1 {
+			t.Errorf("the restore took 2 s, counted is %+v", got.Restores)
+		}
 	})
 }
 
