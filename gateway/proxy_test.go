@@ -135,6 +135,17 @@ func TestProxy_Compression(t *testing.T) {
 	}
 }
 
+// TestProxy_Watched: a supervisor learns that the gateway ends the connection of a client that is gone.
+func TestProxy_Watched(t *testing.T) {
+	g := startGateway(t, nil)
+	super := g.fake.add(idA, "python3", api.Idle)
+	conn, _ := g.dialChannels(idA, "")
+	_ = conn.Close()
+	if want := api.HeaderWatched + ": 1"; !strings.Contains(super.sent(), want) {
+		t.Errorf("%q is missing in %s", want, super.sent())
+	}
+}
+
 // TestProxy_KernelsAreKeptApart: two kernels share a transport, and never answer for each other. After a supervisor has
 // rejected a request as another kernel's, its connection is not used again.
 func TestProxy_KernelsAreKeptApart(t *testing.T) {

@@ -214,6 +214,9 @@ func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*c
 	} else {
 		out.Header.Del("Sec-Websocket-Extensions")
 	}
+	if channels.Watches(r.Request) {
+		out.Header.Set(api.HeaderWatched, "1")
+	}
 	dial := func(ctx context.Context) (net.Conn, error) { return g.dial(ctx, net.JoinHostPort(id, "80")) }
 	up, err := channels.Dial(ctx, dial, out, channels.CanHandOver(r.Request))
 	var answered *channels.StatusError

@@ -212,7 +212,7 @@ func (c *Waiting) await(ctx context.Context) (*Upstream, error) {
 	if err != nil {
 		return nil, err
 	}
-	pinged := c.began
+	pinged, w := c.began, newWatch(c.client.Conn)
 	for {
 		up, err := c.connect(ctx)
 		var rejected *RejectedError
@@ -232,6 +232,9 @@ func (c *Waiting) await(ctx context.Context) (*Upstream, error) {
 		}
 		if time.Since(pinged) >= c.lobby.ping {
 			pinged = time.Now()
+			if w.gone(pinged) {
+				return nil, errSilent
+			}
 			if err := c.ws.WriteControl(websocket.PingMessage, nil, time.Now().Add(lobbyWrite)); err != nil {
 				return nil, err
 			}

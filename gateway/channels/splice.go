@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/internal/sendqueue"
 )
 
 // FlushTime is how long the delivery of bytes that were read may take after one side has ended or the connection was
@@ -107,7 +108,9 @@ func (s *Splice) Run(ctx context.Context) error {
 		s.end(err)
 	})
 
-	<-s.ended
+	tick := time.NewTicker(sendqueue.LookEvery)
+	s.watch(tick.C)
+	tick.Stop()
 	up.Wait()
 	closeWrite(s.supervisor)
 	down.Wait()
@@ -124,6 +127,21 @@ func (s *Splice) Run(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cause
+}
+
+// watch looks at the client's socket at each tick until the connection ends. It ends it once the client is gone.
+func (s *Splice) watch(ticks <-chan time.Time) {
+	w := newWatch(s.client)
+	for {
+		select {
+		case now := <-ticks:
+			if w.gone(now) {
+				s.end(errSilent)
+			}
+		case <-s.ended:
+			return
+		}
+	}
 }
 
 // end begins the connection's end. The first call sets all deadlines; later calls do nothing.

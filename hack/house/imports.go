@@ -348,6 +348,7 @@ var mayImport = map[string][]string{
 	"internal/files":      {},
 	"internal/flock":      {},
 	"internal/goroutines": {},
+	"internal/sendqueue":  {},
 
 	// Parts of the protocol.
 	"jupyter/notice":   {"jupyter"},
@@ -363,7 +364,8 @@ var mustNotImport = map[string][]string{
 }
 
 // forAll lists the packages of this module that every other may import.
-var forAll = []string{"internal/files", "internal/flock", "internal/goroutines", "launcher/logkey"}
+var forAll = []string{"internal/files", "internal/flock", "internal/goroutines", "internal/sendqueue",
+	"launcher/logkey"}
 
 // doors lists the packages that may import each outside dependency: its prefix, the packages whose own code may, and
 // those whose tests may as well.

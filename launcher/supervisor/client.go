@@ -34,6 +34,7 @@ type clientConn struct {
 	user     string // "" if the gateway names none
 	compress bool   // the gateway lets the client's messages be compressed
 	takeOver bool   // the gateway hands over the client's socket
+	watched  bool   // the gateway ends the connection of a client that is gone
 
 	// Fixed when the client has joined. Supervisor.mu guards what they point to, except for conn.
 	attachment *session.Attachment
@@ -54,7 +55,8 @@ func (s *Supervisor) Serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
 	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.OwnedBy(user), user: user,
-		compress: r.Header.Get(api.HeaderCompress) != "", takeOver: api.ConfirmsHandOver(r)}
+		compress: r.Header.Get(api.HeaderCompress) != "", takeOver: api.ConfirmsHandOver(r),
+		watched: r.Header.Get(api.HeaderWatched) != ""}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
 	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
@@ -127,6 +129,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		MaxMessage:    s.maxMessageOf(c),
 		Input:         s.input.Of(c.user, s.OwnedBy(c.user)),
 		TakeOver:      c.takeOver,
+		Watched:       c.watched,
 		Over:          s.over,
 		Logger:        s.logger,
 	})

@@ -29,6 +29,10 @@ const (
 	HandOverVersion = "1"
 )
 
+// HeaderWatched says that the gateway ends the connection of a client whose host is gone, if it keeps the socket. An
+// older gateway sends no such header. Then the supervisor ends the connection of a client that answers no pings.
+const HeaderWatched = "Ekg-Watched"
+
 // ConfirmsHandOver reports whether a supervisor takes over the socket of a client whose request it has received. The
 // request must have come on a unix socket.
 func ConfirmsHandOver(r *http.Request) bool {

@@ -73,6 +73,7 @@ type Options struct {
 	MaxMessage    int64               // bytes of one message from the client
 	Input         InputShare          // the user's share of the kernel's unfinished input
 	TakeOver      bool                // the gateway sends its client's socket after the 101; see package api
+	Watched       bool                // the gateway ends its client's connection if the client is gone; not after TakeOver
 	Over          <-chan struct{}     // closed when the kernel has ended for good
 	Logger        *slog.Logger
 }
@@ -112,6 +113,7 @@ type Conn struct {
 	messages   int               // that were sent
 	ackedBytes int64
 	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
+	signs      int  // of a client that uses the connection; see used
 	pingNumber uint64
 	pings      []sentPing
 	largest    largeMessage // the largest message that is sent and not acknowledged
@@ -154,7 +156,7 @@ var upgrader = websocket.Upgrader{
 // client's socket. It reports false if there is no connection to serve: the request was not acceptable, and the client
 // has the error, or no socket came, or Close was called.
 func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request, extra http.Header) bool {
-	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed}
+	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed, Used: c.used, Watched: c.o.Watched}
 	u, compresses := c.chooseUpgrader(r)
 	ws, err := u.Upgrade(h, r, extra)
 	if err != nil {

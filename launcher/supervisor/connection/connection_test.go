@@ -398,3 +398,38 @@ func TestConn_Replaced(t *testing.T) {
 		}
 	}
 }
+
+// TestConn_Used: who has sent a message, or answered two pings, may be silent afterwards, unless its window is full.
+func TestConn_Used(t *testing.T) {
+	pong := func(c *Conn, number uint64) {
+		c.pings = append(c.pings, sentPing{number: number, sent: c.sent})
+		c.pong(string(binary.BigEndian.AppendUint64(nil, number)))
+	}
+	newConn := func() *Conn {
+		return New(Options{Number: 3, Handler: &recorder{acked: make(chan messagelog.Position, 10)}, MaxMessage: 1 << 10})
+	}
+	c := newConn()
+	for n, want := range []bool{false, false, true} {
+		if n > 0 {
+			pong(c, uint64(n))
+		}
+		if c.used() != want {
+			t.Errorf("after %d pongs it is used: %v", n, !want)
+		}
+	}
+	c.sent += ackWindow
+	if c.used() {
+		t.Error("it is used although its window is full")
+	}
+	pong(c, 3)
+	if !c.used() {
+		t.Error("it is not used although all is acknowledged")
+	}
+	c = newConn()
+	if end := c.handleMessage(websocket.TextMessage, []byte(`{"channel":"shell","header":{"msg_id":"a"},"parent_header":{},"metadata":{},"content":{}}`)); end != nil {
+		t.Fatal(end)
+	}
+	if !c.used() {
+		t.Error("after a message it is not used")
+	}
+}

@@ -70,6 +70,7 @@ func (c *Conn) answered(number uint64) (p sentPing, found bool) {
 			continue
 		}
 		c.ackedBytes, c.acksEver = p.sent, true
+		c.signs++
 		if c.largest.seq <= p.at.Seq {
 			c.largest = largeMessage{}
 		}
@@ -82,7 +83,21 @@ func (c *Conn) answered(number uint64) (p sentPing, found bool) {
 func (c *Conn) windowFull() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.acksEver && c.sent-c.ackedBytes >= ackWindow
+	return c.windowFullLocked()
+}
+
+func (c *Conn) windowFullLocked() bool { return c.acksEver && c.sent-c.ackedBytes >= ackWindow }
+
+// signsNeeded are the pongs that show a client which uses the connection. One message shows it, too. JupyterLab
+// abandons its first connection, which answers exactly one ping.
+const signsNeeded = 2
+
+// used reports whether the client has shown that it uses the connection, and has room for more. Then it may leave pings
+// unanswered for as long as its host is alive.
+func (c *Conn) used() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.signs >= signsNeeded && !c.windowFullLocked()
 }
 
 // nextDue returns when the writer has to act again: for the next ping, or because the peer is gone.
@@ -133,6 +148,7 @@ func (c *Conn) writePings() error {
 	if unanswered {
 		c.o.Handler.Unanswered()
 	}
+	c.flow.Look() // before the ping is in the queue
 	c.lastPing, c.sincePing, c.pingNow = now, 0, false
 	return c.flow.WriteFrame(flow.Ping, binary.BigEndian.AppendUint64(nil, n))
 }

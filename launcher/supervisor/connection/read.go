@@ -129,6 +129,9 @@ func (c *Conn) handleMessage(kind int, data []byte) *framing.CloseError {
 	case errors.As(err, &end):
 		return end
 	}
+	c.mu.Lock()
+	c.signs += signsNeeded
+	c.mu.Unlock()
 	m.Header = bytes.Clone(m.Header) // it outlives the rest of the message
 	return c.o.Handler.Receive(m, h)
 }

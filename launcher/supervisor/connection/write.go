@@ -89,7 +89,7 @@ func (c *Conn) write(ctx context.Context) {
 			c.writeEnd()
 			return
 		case <-timer.C:
-			if time.Now().After(c.flow.Deadline()) {
+			if c.flow.Gone() {
 				c.noteLocal()
 				c.flow.Close() //nolint:errcheck // the peer is gone
 				return

@@ -13,13 +13,13 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
-)
 
-// Patience is how long a peer may make no progress, plus the time that slowest takes for the unacknowledged bytes.
-const Patience = 45 * time.Second
+	"github.com/elastic-kernel-gateway/ekg/internal/sendqueue"
+)
 
 // ErrClosing is returned by writes after a close frame.
 var ErrClosing = errors.New("a close frame was sent")
@@ -29,21 +29,30 @@ const (
 	gatherPart  = 16 << 10             // larger parts of a frame are not copied
 	writeBytes  = 256 << 10            // bytes of one write: the unit in which progress is seen
 	blocked     = 2 * time.Millisecond // a write that took longer has waited for the peer
-	slowest     = 32 << 10             // bytes per second below which a peer counts as gone
 	alwaysFits  = 8 << 10              // unacknowledged bytes that all buffers take: no write of them waits
 )
 
 // Conn is a websocket's network connection. Its peer makes progress when it sends bytes, or when a write that had to
-// wait for it goes on. A write into a buffer with room proves nothing. Read and Write may be called concurrently, and
-// so may Write and Flush.
+// wait for it goes on. A write into a buffer with room proves nothing. A peer that makes no progress counts as gone
+// after sendqueue.Limit of the unacknowledged bytes.
+//
+// A client that reads nothing between two cells answers no pings. So once it has used the connection, it is enough that
+// its host makes progress: Look sees that the send queue of the client's own socket is empty, or that bytes went out of
+// it. Where a gateway has that socket, only the gateway looks, and ends the connection.
+//
+// Read and Write may be called concurrently, and so may Write and Flush.
 type Conn struct {
 	net.Conn
 	progress atomic.Int64 // time of the last progress, in nanoseconds after epoch
+	queued   atomic.Int64 // bytes in the send queue at the last Look; -1: it does not count
 	owed     func() int64 // bytes sent and not acknowledged
+	used     func() bool  // see Hijacker.Used
+	watched  bool         // see Hijacker.Watched; false after TakeOver
 
 	// Set by TakeOver. The reader owns early.
-	gateway net.Conn // nil unless the peer is a gateway's client
-	early   []byte   // read before anything of the peer's
+	gateway net.Conn         // nil unless the peer is a gateway's client
+	queue   *sendqueue.Queue // of the client's socket; nil: it cannot be looked at
+	early   []byte           // read before anything of the peer's
 
 	ending sync.Mutex // held while the connection is replaced or closed
 	closed bool       // guarded by ending
@@ -60,7 +69,8 @@ type Conn struct {
 
 // NewConn returns a Conn on c. Owed returns how many bytes were sent and not acknowledged.
 func NewConn(c net.Conn, owed func() int64) *Conn {
-	f := &Conn{Conn: c, owed: owed, most: gatherBytes}
+	f := &Conn{Conn: c, owed: owed, used: func() bool { return false }, most: gatherBytes}
+	f.queued.Store(-1)
 	f.progressed()
 	return f
 }
@@ -72,7 +82,38 @@ func (f *Conn) progressed() { f.progress.Store(int64(time.Since(epoch))) }
 
 // Deadline returns when the peer counts as gone unless it makes progress.
 func (f *Conn) Deadline() time.Time {
-	return epoch.Add(time.Duration(f.progress.Load())).Add(Patience + time.Duration(f.owed()/slowest)*time.Second)
+	n := f.queued.Load()
+	if n < 0 || !f.used() {
+		n = f.owed()
+	}
+	return epoch.Add(time.Duration(f.progress.Load())).Add(sendqueue.Limit(n))
+}
+
+// Look looks whether the host of a client that uses the connection is alive, and notes that as progress. It is called
+// with each ping.
+func (f *Conn) Look() {
+	queued, alive := int64(-1), false
+	switch {
+	case !f.used():
+	case f.watched:
+		queued, alive = 0, true
+	case f.queue != nil:
+		if n, moved, err := f.queue.Look(); err == nil { // otherwise the connection is closed
+			queued, alive = n, moved || n == 0
+		}
+	}
+	if f.queued.Store(queued); alive {
+		f.progressed()
+	}
+}
+
+// Gone reports whether the peer counts as gone, after another Look.
+func (f *Conn) Gone() bool {
+	if time.Now().Before(f.Deadline()) {
+		return false
+	}
+	f.Look()
+	return time.Now().After(f.Deadline())
 }
 
 // Read implements net.Conn. Bytes are progress.
@@ -269,9 +310,36 @@ func (f *Conn) pushLocked(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// writeOnce writes two pieces with one system call if the peer takes them at once. It notes whether it had to wait.
+// writeOnce writes two pieces with one system call if the peer takes them at once. While it waits, it looks at the
+// client's socket as often as pings would.
 func (f *Conn) writeOnce(first, second []byte) (n int, err error) {
-	if err := f.Conn.SetWriteDeadline(f.Deadline()); err != nil {
+	for {
+		deadline := f.Deadline()
+		switch {
+		case !f.used():
+		case f.watched: // and a connection with TLS would not survive a deadline
+			deadline = time.Time{}
+		case f.queue != nil:
+			if look := time.Now().Add(sendqueue.LookEvery); look.Before(deadline) {
+				deadline = look
+			}
+		}
+		m, err := f.writeUntil(first, second, deadline)
+		n += m
+		if !errors.Is(err, os.ErrDeadlineExceeded) || f.queue == nil {
+			return n, err
+		}
+		if f.Look(); time.Now().After(f.Deadline()) {
+			return n, err
+		}
+		k := min(m, len(first))
+		first, second = first[k:], second[m-k:]
+	}
+}
+
+// writeUntil writes two pieces until a deadline. It notes whether it had to wait.
+func (f *Conn) writeUntil(first, second []byte, deadline time.Time) (n int, err error) {
+	if err := f.Conn.SetWriteDeadline(deadline); err != nil {
 		return 0, err
 	}
 	before := time.Now()
@@ -297,8 +365,10 @@ func (f *Conn) writeOnce(first, second []byte) (n int, err error) {
 // Hijacker makes a websocket library take over a connection as a Conn.
 type Hijacker struct {
 	http.ResponseWriter
-	Owed func() int64 // see NewConn
-	Conn *Conn        // set by Hijack
+	Owed    func() int64 // see NewConn
+	Used    func() bool  // whether the client has shown that it uses the connection, and has room for more
+	Watched bool         // the peer is a gateway that ends the connection of a client that is gone
+	Conn    *Conn        // set by Hijack
 }
 
 // Hijack implements http.Hijacker.
@@ -308,6 +378,10 @@ func (h *Hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	h.Conn = NewConn(c, h.Owed)
+	if h.Used != nil {
+		h.Conn.used = h.Used
+	}
+	h.Conn.watched = h.Watched
 	// The library keeps this reader, so it has to read from the Conn, too. Peek of what is buffered cannot fail.
 	early, _ := rw.Peek(rw.Reader.Buffered())
 	rw.Reader.Reset(io.MultiReader(bytes.NewReader(bytes.Clone(early)), h.Conn))

@@ -8,11 +8,16 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/internal/sendqueue"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/vanish"
 )
 
 // TestHijacker_ReadingIsProgress: bytes from a peer are progress. Otherwise a quiet connection would be ended although
@@ -47,7 +52,7 @@ func TestHijacker_ReadingIsProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := <-got
-	if s.err != nil || s.text != text || time.Until(s.deadline) < Patience/2 {
+	if s.err != nil || s.text != text || time.Until(s.deadline) < sendqueue.Patience/2 {
 		t.Errorf("got %q, %v; the peer counts as gone at %v", s.text, s.err, s.deadline)
 	}
 }
@@ -56,7 +61,7 @@ func TestHijacker_ReadingIsProgress(t *testing.T) {
 func TestConn_Deadline(t *testing.T) {
 	for _, owed := range []int64{0, 1 << 20, 1 << 34, 1 << 45} {
 		f := NewConn(nil, func() int64 { return owed })
-		if left := time.Until(f.Deadline()); left < Patience-time.Second {
+		if left := time.Until(f.Deadline()); left < sendqueue.Patience-time.Second {
 			t.Errorf("with %d bytes unacknowledged a peer is given %v", owed, left)
 		}
 	}
@@ -222,4 +227,96 @@ func TestConn_GatherKeepsNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestConn_Gone: a client that has used its connection may answer nothing for as long as its host is there. All others
+// must answer.
+func TestConn_Gone(t *testing.T) {
+	long := func(f *Conn) { f.progress.Store(int64(time.Since(epoch) - time.Hour)) }
+	for name, tt := range map[string]struct {
+		make func(t *testing.T) *Conn
+		gone bool
+	}{
+		"a client that only answers pings": {func(*testing.T) *Conn { return NewConn(nil, func() int64 { return 0 }) }, true},
+		"a gateway that watches its client": {func(*testing.T) *Conn {
+			f := NewConn(nil, func() int64 { return 0 })
+			f.watched = true
+			return f
+		}, false},
+		"a client that reads nothing": {func(t *testing.T) *Conn {
+			f, _, _ := takenOver(t, "")
+			f.used = func() bool { return true }
+			put(t, f)
+			poll.Until(t, "its host has it", func() bool { f.Look(); return f.queued.Load() == 0 })
+			return f
+		}, false},
+		"a client whose host is gone": {func(t *testing.T) *Conn {
+			f, client, _ := takenOver(t, "")
+			f.used = func() bool { return true }
+			vanish.Host(t, client)
+			put(t, f)
+			f.Look()
+			return f
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := tt.make(t)
+			for _, used := range []bool{true, false} {
+				f.used = func() bool { return used }
+				long(f)
+				if got := f.Gone(); got != (tt.gone || !used) {
+					t.Errorf("used: %v, gone: %v", used, got)
+				}
+			}
+		})
+	}
+}
+
+// put writes something small.
+func put(t *testing.T, f *Conn) {
+	t.Helper()
+	if err := f.WriteFrame(Ping, []byte("ping")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestConn_WriteLooks: a write that waits goes on as long as its client's host takes bytes, and nothing is lost or sent
+// twice.
+func TestConn_WriteLooks(t *testing.T) {
+	f, client, _ := takenOver(t, "")
+	f.used = func() bool { return true }
+	f.Conn = &waitingConn{Conn: f.Conn, takes: []int{3, 0, 7, 2}}
+	const first, second = "the first piece ", "and the second"
+	for _, pieces := range [][2]string{{first, second}, {first, ""}, {"", second}} {
+		n, err := f.writeOnce([]byte(pieces[0]), []byte(pieces[1]))
+		want := pieces[0] + pieces[1]
+		got := make([]byte, len(want))
+		if _, rerr := io.ReadFull(client, got); rerr != nil || err != nil || n != len(want) || string(got) != want {
+			t.Errorf("%d of %d bytes are written, %v, %v; %q came", n, len(want), err, rerr, got)
+		}
+		f.Conn.(*waitingConn).takes = []int{5, 12}
+	}
+	vanish.Host(t, client)
+	put(t, f)
+	f.Look()
+	f.progress.Store(int64(time.Since(epoch) - time.Hour))
+	f.Conn.(*waitingConn).takes = []int{0, 1, 1, 1}
+	if _, err := f.writeOnce([]byte(first), []byte(second)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a write to a client whose host is gone ends with %v", err)
+	}
+}
+
+// waitingConn is a connection on which writes wait for too long. Each takes a number of bytes.
+type waitingConn struct {
+	net.Conn
+	takes []int
+}
+
+func (c *waitingConn) Write(p []byte) (int, error) {
+	if len(c.takes) == 0 || c.takes[0] > len(p) {
+		return c.Conn.Write(p)
+	}
+	n, err := c.Conn.Write(p[:c.takes[0]])
+	c.takes = c.takes[1:]
+	return n, errors.Join(err, os.ErrDeadlineExceeded)
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/sendqueue"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -33,6 +34,7 @@ func (f *Conn) TakeOver() error {
 		return net.ErrClosed
 	}
 	f.Conn, f.gateway, f.early = client, gateway, early
+	f.queue, f.watched = sendqueue.Of(client), false // from now on it is watched here
 	f.progressed()
 	return gateway.SetReadDeadline(time.Time{})
 }
