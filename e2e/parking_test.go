@@ -19,21 +19,8 @@ import (
 func TestE2E_Parking(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const oneGPU = `{"name": "python3", "env": {"KERNEL_GPUS": "1"}}`
-	nvml := newFakeNVML(t)
-	library := filepath.Join(nvml.dir, "libcuda.so.1")
-	source := filepath.Join(theInstallation(t).repository, "testdata/cuda")
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-pthread", "-o", library,
-		filepath.Join(source, "cuda.c")).CombinedOutput(); err != nil {
-		t.Fatalf("cc: %v\n%s", err, out)
-	}
-	for file, text := range map[string]string{"total": fmt.Sprint(100 << 20), "use": "0 0 0 60"} {
-		if err := os.WriteFile(filepath.Join(nvml.dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	metrics := freeAddress(t, "127.0.0.1")
-	g := prepare(t, "", "--start-wait", "1s", "--park-idle", "1s", "--metrics-listen", metrics)
-	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
+	g, usesCUDA := newParkingGateway(t, "--start-wait", "1s", "--park-idle", "1s", "--metrics-listen", metrics)
 	g.start()
 	parked := func(id, want string) {
 		t.Helper()
@@ -48,8 +35,6 @@ func TestE2E_Parking(t *testing.T) {
 			return nil
 		})
 	}
-	usesCUDA := fmt.Sprintf("import time\nlibrary = %q\nexec(open(%q).read())\n", library,
-		filepath.Join(source, "memory.py"))
 	var first, second model
 	g.want(201, "POST", "/api/kernels", oneGPU, &first)
 	g.state(first.ID, "idle", 20*time.Second)
@@ -150,4 +135,38 @@ func TestE2E_Parking(t *testing.T) {
 	// A kernel ends while it is parked.
 	g.want(204, "DELETE", "/api/kernels/"+second.ID, "", nil)
 	g.want(204, "DELETE", "/api/kernels/"+first.ID, "", nil)
+}
+
+// TestE2E_ParkingAhead: in JupyterLab, typing into the notebook of a parked kernel wakes the kernel before the cell runs.
+// Without a cell it is parked again, and its next cell has its variables.
+func TestE2E_ParkingAhead(t *testing.T) {
+	g, usesCUDA := newParkingGateway(t, "--park-idle", "1s", "--park-after", "1s")
+	g.specWith("gpu", map[string]any{"env": map[string]string{"KERNEL_GPUS": "1"}},
+		filepath.Join(g.in.dir, "lab/bin/python"), "-m", "ipykernel_launcher", "-f", "{connection_file}")
+	g.start()
+	g.script(4*time.Minute, []string{"EKG_EXTENSION=" + theExtension(t), "EKG_CODE=" + usesCUDA,
+		"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
+	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/parking.mjs"))
+}
+
+// newParkingGateway prepares a gateway whose machine has one GPU of 100 MiB. The stand-in for the driver's library saves
+// its memory. The code defines begin(bytes, text), which puts a text into the GPU's memory, and held(), which reads it.
+func newParkingGateway(t *testing.T, args ...string) (g *gateway, code string) {
+	t.Helper()
+	nvml := newFakeNVML(t)
+	library := filepath.Join(nvml.dir, "libcuda.so.1")
+	source := filepath.Join(theInstallation(t).repository, "testdata/cuda")
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-pthread", "-o", library,
+		filepath.Join(source, "cuda.c")).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	for file, text := range map[string]string{"total": fmt.Sprint(100 << 20), "use": "0 0 0 60"} {
+		if err := os.WriteFile(filepath.Join(nvml.dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g = prepare(t, "", args...)
+	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
+	return g, fmt.Sprintf("import time\nlibrary = %q\nexec(open(%q).read())\n", library,
+		filepath.Join(source, "memory.py"))
 }

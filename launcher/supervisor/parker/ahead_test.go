@@ -54,10 +54,12 @@ func TestParker_AheadGivenBack(t *testing.T) {
 
 		k.expect(t, 25*time.Second, api.GPUHeld)
 		k.expect(t, 25*time.Second, api.GPUHeld)
+		k.expect(t, time.Second, api.GPUHeld)
 		k.set(func() { k.alone = false })
 		k.is(t, 2*time.Second, api.GPUParked, "")
 
 		k.set(func() { k.alone = true })
+		k.is(t, 10*time.Second, api.GPUParked, "") // no sign has come since
 		k.is(t, time.Hour, api.GPUParked, "")
 		k.expect(t, 0, api.GPUHeld)
 		k.set(func() { k.alone = false })

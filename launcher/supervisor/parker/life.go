@@ -271,6 +271,7 @@ func (l *life) gaveBack(state gpu.CUDAState, memory int64, took time.Duration) {
 	l.Logger.Info("the kernel has given its GPU back", logkey.GPU, string(state), logkey.Memory, memory, logkey.Took, took)
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
+	l.typed = time.Time{} // what came before was for another cell
 	to := api.GPUNone
 	if state == gpu.CUDASaved {
 		to, l.memory = api.GPUParked, memory

@@ -200,8 +200,8 @@ func (p *Parker) answerLooks() {
 	}
 }
 
-// ExpectCell notes a sign that a cell will follow, as when a user types. A parked kernel takes its GPU for it if the GPU
-// is free and no other kernel waits for it. It gives the GPU back if no cell follows.
+// ExpectCell notes a sign that a cell will follow, as when a user types. A parked kernel takes its GPU for it if the
+// GPU is free and no other kernel waits for it. It gives the GPU back if no cell follows.
 func (p *Parker) ExpectCell() {
 	p.typed = p.Now()
 	p.Changed()

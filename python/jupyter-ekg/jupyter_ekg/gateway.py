@@ -211,9 +211,14 @@ async def change(kernel_id: str, method: str, action: str = "", body: Any = None
     return await send(method, _kernel_path(kernel_id) + action, body)
 
 
+async def wake(kernel_id: str) -> bool:
+    """Says that a cell will follow in a kernel. Returns whether the kernel may be parked. Raises Refused and Unreachable."""
+    return await change(kernel_id, "POST", "/wake") is not None
+
+
 async def send(method: str, path: str, body: Any = None) -> Any:
-    """Sends a request to the gateway, with a body of JSON unless it is None. Returns the answer's JSON, or None if there
-    is none. Raises Refused and Unreachable."""
+    """Sends a request to the gateway, with a body of JSON unless it is None. Returns the answer's JSON, None for an answer
+    of 204, or an empty object for another one without a body. Raises Refused and Unreachable."""
     options = _options()
     url = (GatewayClient.instance().url or "").rstrip("/") + path
     async with _session(options, url) as session:
@@ -227,7 +232,9 @@ async def send(method: str, path: str, body: Any = None) -> Any:
         async with response:
             if response.status >= 300:
                 raise await _refused(response)
-            return None if response.status == 204 else await read_json(response)
+            if response.status == 204:
+                return None
+            return {} if response.content_length == 0 else await read_json(response)
 
 
 @contextlib.asynccontextmanager

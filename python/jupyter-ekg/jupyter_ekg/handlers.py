@@ -6,7 +6,7 @@ that log, and ``{base_url}jupyter-ekg/me`` the user that the gateway knows by th
 
 ``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps a
 kernel or its GPU, and shares it, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the
-gateway's. ``POST .../kernels/ID/jobs`` runs the rest of a notebook as a job in the kernel. ``GET
+gateway's. ``POST .../kernels/ID/wake`` says that a cell will follow. ``POST .../kernels/ID/jobs`` runs the rest of a notebook as a job in the kernel. ``GET
 {base_url}jupyter-ekg/jobs/ID`` returns a job, and ``.../jobs/ID/outputs`` its cells' outputs. ``POST .../jobs/ID/connect``
 makes its kernel one of this server's. Nothing else is forwarded.
 The gateway decides what the server's credential allows.
@@ -259,6 +259,20 @@ class ActionHandler(_ChangeHandler):
         await self.forward(kernel_id, "POST", "/" + action)
 
 
+class WakeHandler(_ChangeHandler):
+    """Says that a cell will follow, so that a parked kernel takes its GPU if that is free."""
+
+    @web.authenticated
+    @authorized("execute", resource="kernels")
+    async def post(self, kernel_id):
+        """Answers as the gateway does: with 202 if the kernel may be parked, else with 204."""
+        with errors.of_gateway():
+            await self.check(kernel_id)
+            parks = await gateway.wake(kernel_id)
+        self.set_status(202 if parks else 204)
+        self.finish()
+
+
 class SubmitHandler(_ChangeHandler):
     """Runs the rest of a notebook as a job in its kernel."""
 
@@ -326,6 +340,7 @@ def add(web_app, base_url: str, watch: Watch) -> None:
             (url_path_join(kernel, "outputs"), KernelOutputsHandler),
             (kernel, KernelHandler),
             (url_path_join(kernel, _ACTION), ActionHandler),
+            (url_path_join(kernel, "wake"), WakeHandler),
             (url_path_join(kernel, "jobs"), SubmitHandler),
             (job, JobHandler, {"read": jobs.read}),
             (url_path_join(job, "outputs"), JobHandler, {"read": jobs.outputs}),

@@ -3,7 +3,7 @@
  * printed while no page was open, follows cells that are still running, and hides messages that the server repeats
  * after the page's websocket broke. It also makes the text of dialogs about kernels wrap. A panel in the sidebar and an
  * item in the status bar show the user's kernels, their GPUs, and when they will be ended. A command runs the rest of a
- * notebook as a job.
+ * notebook as a job. A parked kernel is woken when its user types.
  */
 import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, Notification } from '@jupyterlab/apputils';
@@ -12,6 +12,7 @@ import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
+import { addAhead } from './ahead';
 import { addRestorers } from './command';
 import { addStyle, DIALOGS } from './dialogs';
 import { addJobs } from './jobs';
@@ -84,4 +85,16 @@ const jobs: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [outputs, kernels, jobs];
+const ahead: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-ekg:ahead',
+  description: 'Wakes a parked kernel when its notebook is opened or typed into.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_: JupyterFrontEnd, tracker: INotebookTracker) => {
+    if (PageConfig.getOption('jupyterEkg') === 'true') {
+      addAhead(tracker);
+    }
+  }
+};
+
+export default [outputs, kernels, jobs, ahead];

@@ -98,6 +98,7 @@ class Supervisor:
         self.served = 0  # pieces of streams that were written
         self.changes: list[tuple] = []  # method, path, authorization and body of requests that change a kernel
         self.change_error: tuple[int, str] | None = None  # the answer to them
+        self.parks = False  # whether kernels may be parked
         self.jobs: list[dict] = []
         self.notebooks: dict[str, dict] = {}  # of each job: "" as it is now, "1" as it was submitted
         self._end_logs = asyncio.Event()
@@ -216,6 +217,8 @@ class Supervisor:
         if self.change_error is not None:
             status, message = self.change_error
             return web.json_response({"message": message, "reason": "refused"}, status=status)
+        if request.path.endswith("/wake"):
+            return web.Response(status=202 if self.parks else 204)
         return web.json_response(self._model())
 
     async def _events(self, request: web.Request) -> web.StreamResponse:

@@ -312,6 +312,29 @@ def test_changes_are_forwarded(server, method, action, body, status):
     run(main())
 
 
+def test_a_kernel_is_woken_ahead_of_a_cell(server):
+    """The page learns whether that means something for the kernel."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+
+            async def wake(kernel_id):
+                async with browser.post(f"{server.url}/jupyter-ekg/kernels/{kernel_id}/wake") as response:
+                    return response.status
+
+            assert await wake(KERNEL) == 204
+            supervisor.parks = True
+            assert await wake(KERNEL) == 202
+            want = ("POST", f"/api/kernels/{KERNEL}/wake", f"token {GATEWAY_TOKEN}", None)
+            assert supervisor.changes == [want, want]
+            assert await wake(OTHER) == 404
+            supervisor.change_error = (403, "You may only look at this kernel.")
+            assert await wake(KERNEL) == 403
+            assert len(supervisor.changes) == 3
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "body",
     ["", "no json", "[]", "{}", '{"keep_until": null, "execution_state": "dead"}', '{"name": "x"}', "[" * 100_000],
@@ -356,7 +379,7 @@ def test_other_paths_are_not_forwarded(server, path):
     run(main())
 
 
-@pytest.mark.parametrize(("method", "action", "body", "status"), [*CHANGES, ("GET", "events", None, 200)])
+@pytest.mark.parametrize(("method", "action", "body", "status"), [*CHANGES, ("POST", "/wake", None, 204), ("GET", "events", None, 200)])
 def test_the_servers_own_login(server, method, action, body, status):
     """A client that is not logged in is refused, and so is one whose cookie comes without the XSRF token."""
 
