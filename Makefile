@@ -44,7 +44,7 @@ unit: ## unit tests with the race detector, fuzz seeds included
 	@hack/page test
 
 interop: ## our ZeroMQ against libzmq, the tests' fake kernel against jupyter_client, compression against the library websockets, and Enterprise Gateway's launcher and chart
-	EKG_TEST_PYTHON=$$(hack/env/setup lab)/lab/bin/python EKG_TEST_ENTERPRISE=$$(hack/env/peers) EKG_TEST_PACKAGES=$$(hack/env/notebook) GO='$(GO)' hack/gotest -race -timeout 5m -count 1 -run '^(TestSocket_Libzmq|TestFakeKernel_JupyterClient|TestLaunched_Enterprise|TestHelm_EnterpriseValues|TestCompression_Websockets)$$' ./gateway/channels ./launcher/supervisor ./launcher/supervisor/zeromq ./launcher/launchertest ./deploy
+	EKG_TEST_PYTHON=$$(hack/env/setup lab)/lab/bin/python EKG_TEST_ENTERPRISE=$$(hack/env/peers) EKG_TEST_PACKAGES=$$(hack/env/notebook) GO='$(GO)' hack/gotest -race -timeout 5m -count 1 -run '^(TestSocket_Libzmq|TestFakeKernel_JupyterClient|TestLaunched_Enterprise|TestHelm_EnterpriseValues|TestCompression_Websockets)$$' ./gateway/channels ./launcher/supervisor ./launcher/supervisor/zeromq ./launcher/launchertest ./jupyter/zmtp ./deploy
 
 e2e: ## end to end tests, with kernels of this machine and of a cluster at once: real kernels, Jupyter's own clients, JupyterLab in Chromium
 	@MAKE='$(MAKE)' hack/parts --at-once e2e-machine e2e-cluster

@@ -294,8 +294,7 @@ func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []
 			case hidden != "":
 				c.report(sub, hiddenText, hidden)
 			case !taken[name]: // else an earlier directory has it
-				taken[name] = true
-				c.take(name, sub, prefix, check)
+				taken[name] = c.take(name, sub, prefix, check)
 			}
 		})...)
 	}
@@ -333,13 +332,20 @@ func (c *catalog) report(dir, format string, args ...any) {
 	c.problems = append(c.problems, Problem{File: dir, Message: fmt.Sprintf(format, args...)})
 }
 
-// take reads one spec into the catalog.
-func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
+// RelayKey is the member of a kernelspec's metadata that `ekg kernelspec add` writes. The kernel of such a kernelspec
+// runs at a gateway. So no gateway serves it: it could name the gateway itself.
+const RelayKey = "ekg_relay"
+
+// take reads one spec into the catalog. It reports false if the spec is not for gateways.
+func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) bool {
 	if !validName().MatchString(name) {
 		c.problems = append(c.problems, badName(name, dir))
-		return
+		return true
 	}
 	spec, root, problems := readSpec(name, dir, prefix)
+	if root.member("metadata").member(RelayKey) != nil {
+		return false
+	}
 	if knowsUsers(root, problems) {
 		c.users[name] = spec.Users
 	} else {
@@ -350,9 +356,10 @@ func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
 	}
 	if len(problems) > 0 {
 		c.problems = append(c.problems, problems...)
-		return
+		return true
 	}
 	c.specs = append(c.specs, spec)
+	return true
 }
 
 // knowsUsers reports whether the lists of users of a spec could be read, whatever else is wrong with it.

@@ -13,11 +13,14 @@
 //	ekg jobs definitions       list job definitions; subcommands: pause, resume, run, rm
 //	ekg usage                  show how long GPUs were held, and how long they were busy
 //	ekg top                    show who holds GPUs, and whether they compute; subcommands: nodes, kernels, users
+//	ekg login URL              store your token for a gateway
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
+//	ekg kernelspec add SPEC    let programs of this machine use a gateway's kernelspec; remove NAME... removes it
+//	ekg relay                  be the process of such a kernel; programs start it
 //	ekg supervisor upgrade     replace the supervisors of running kernels by the installed version
 //	ekg completion SHELL       print a script for the completion of a shell
 //	ekg version                print version and commit, as ekg --version does
@@ -32,7 +35,8 @@
 // PYTHONUSERBASE, IPYTHONDIR and PATH. XDG_STATE_HOME, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME and TMPDIR give the place
 // of the state. systemd sets INVOCATION_ID. Commands about kernels find their gateway by --gateway-url, EKG_GATEWAY_URL
 // or JUPYTER_GATEWAY_URL, and else among this user's gateways on this machine. The token may be in EKG_TOKEN,
-// EKG_TOKEN_FILE or JUPYTER_GATEWAY_AUTH_TOKEN.
+// EKG_TOKEN_FILE or JUPYTER_GATEWAY_AUTH_TOKEN. `ekg relay` gives KERNEL_* and JPY_SESSION_NAME to its kernel, and
+// reads JPY_PARENT_PID.
 //
 // SIGTERM and SIGINT end the gateway in order: /readyz fails, the listener closes, and websockets close so that their
 // clients reconnect. Kernels go on, or are stopped with --stop-kernels-on-exit. A second signal ends the program at

@@ -22,7 +22,8 @@ var mayImport = map[string][]string{
 	},
 	"cmd/buildinfo": {},
 	// What a user's machine runs: no launcher, and no server.
-	"cmd/ekg/client": {"cmd/buildinfo", "gateway/gpus", "jupyter", "kernelspecs"},
+	"cmd/ekg/client": {"cmd/buildinfo", "cmd/ekg/relay", "gateway/gpus", "gateway/jobs/notebook", "jupyter", "kernelspecs"},
+	"cmd/ekg/relay":  {"gateway/jobs/notebook", "jupyter", "jupyter/framing", "jupyter/notice", "jupyter/zmtp"},
 	"cmd/ekg": {
 		"cmd/ekg/client",
 		"cmd/ekg/settings",
@@ -352,6 +353,7 @@ var mayImport = map[string][]string{
 
 	// Parts of the protocol.
 	"jupyter/notice":   {"jupyter"},
+	"jupyter/zmtp":     {},
 	"jupyter/framing":  {"jupyter", "jupyter/notice"},
 	"launcher/follow":  {"launcher", "launcher/supervisor/api"},
 	"gateway/channels": {"jupyter", "jupyter/framing", "jupyter/notice", "launcher", "launcher/supervisor/api"},
@@ -378,8 +380,8 @@ var doors = []struct {
 	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor/zeromq", "launcher/launchertest"}, nil},
 	{
 		"github.com/gorilla/websocket",
-		[]string{"gateway", "gateway/channels", "gateway/jobs", "gateway/jobs/notebook", "launcher/supervisor",
-			"launcher/supervisor/connection", "launcher/launchertest"},
+		[]string{"cmd/ekg/client", "cmd/ekg/relay", "gateway", "gateway/channels", "gateway/jobs",
+			"gateway/jobs/notebook", "launcher/supervisor", "launcher/supervisor/connection", "launcher/launchertest"},
 		[]string{"cmd/ekg-supervisor", "e2e", "gateway", "launcher/local", "launcher/supervisor/flow"},
 	},
 	{

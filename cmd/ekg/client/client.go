@@ -6,7 +6,7 @@
 // gateway.go sends requests to them. gateways_linux.go is the file in which a running gateway gives its address to
 // other commands.
 //
-// The package starts no goroutine. Each command closes what it opens.
+// The package starts no goroutine of its own; `ekg relay` is package relay. Each command closes what it opens.
 package client
 
 import (
@@ -104,9 +104,9 @@ func (p Program) App(stdout, stderr io.Writer) *cli.App {
 			return OnlySubcommands(c)
 		},
 		Commands: slices.Concat(p.Commands,
-			[]*cli.Command{logCommand(), tokenCommand()},
+			[]*cli.Command{logCommand(), tokenCommand(), loginCommand()},
 			kernelCommands(),
-			[]*cli.Command{runCommand(), jobsCommand(), usageCommand(), topCommand(), completionCommand(),
+			[]*cli.Command{runCommand(), jobsCommand(), usageCommand(), topCommand(), relayCommand(), completionCommand(),
 				{Name: "version", Usage: "print version and commit", Action: printVersion}},
 		),
 	}

@@ -148,7 +148,7 @@ func (a access) gateways() ([]*gatewayClient, error) {
 	return all, nil
 }
 
-// tokenOf returns the token for a gateway that was named. It comes from a flag, the URL, or a variable. A gateway on
+// tokenOf returns the token for a gateway that was named. It comes from a flag, the URL, a variable, or `ekg login`. A gateway on
 // this machine may provide its own. A token in a config file belongs to one gateway and is never sent to a named one.
 func (a access) tokenOf(g *gatewayClient, running []GatewayFile) (string, error) {
 	if token := cmp.Or(a.token, g.token); token != "" {
@@ -159,8 +159,14 @@ func (a access) tokenOf(g *gatewayClient, running []GatewayFile) (string, error)
 		name = "EG_AUTH_TOKEN"
 	}
 	token, err := oneToken(name, os.Getenv(name), "EKG_TOKEN_FILE", os.Getenv("EKG_TOKEN_FILE"))
-	if token = cmp.Or(token, os.Getenv(jupyterTokenVariable)); err != nil || token != "" {
+	if err != nil || token != "" {
 		return token, err
+	}
+	if token, err = storedToken(g.shown); err != nil || token != "" {
+		return token, err
+	}
+	if token = os.Getenv(jupyterTokenVariable); token != "" { // it may be another gateway's
+		return token, nil
 	}
 	for _, r := range running {
 		if strings.TrimRight(r.URL, "/") == strings.TrimRight(g.shown, "/") {

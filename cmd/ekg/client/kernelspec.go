@@ -36,16 +36,20 @@ func FlagsOfSpecs() KernelspecSettings {
 // KernelspecCommand is `ekg kernelspec`, with further subcommands.
 func KernelspecCommand(s KernelspecSettings, more ...*cli.Command) *cli.Command {
 	return &cli.Command{
-		Name: "kernelspec", Usage: "list, check and render kernelspecs", Action: OnlySubcommands,
+		Name: "kernelspec", Usage: "list, check, render and add kernelspecs", Action: OnlySubcommands,
 		Subcommands: append([]*cli.Command{
 			MovedCommand("convert", "ekg-migrate kernelspec"),
 			{
 				Name:  "list",
 				Usage: "list the kernels that can be started",
-				Flags: s.ListFlags,
+				Flags: append(s.ListFlags,
+					&cli.BoolFlag{Name: "added", Usage: "list what ekg kernelspec add has written instead"}),
 				Action: func(c *cli.Context) error {
 					if err := Arguments(c, 0); err != nil {
 						return err
+					}
+					if c.Bool("added") {
+						return listAdded(c.App.Writer)
 					}
 					specs, err := s.List(c)
 					if err != nil {
@@ -74,7 +78,7 @@ func KernelspecCommand(s KernelspecSettings, more ...*cli.Command) *cli.Command 
 					return checkSpecs(c.Context, specs, c.Args().First(), c.String("output") != "", c.App.Writer)
 				},
 			},
-		}, more...),
+		}, append(specCommands(), more...)...),
 	}
 }
 

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +30,7 @@ const (
 	relaySilent = 60 * time.Second           // without any frame, and for one message; the supervisor pings every 15 s
 	// relayPatience is how long a connection waits for room. The supervisor takes its peer for dead after 45 s.
 	relayPatience = 5 * time.Second
+	relayAhead    = 64 << 20 // bytes of messages that are sent and not known to be accepted
 )
 
 // Relay is the Conn of a kernel's websocket. It speaks jupyter.SubprotocolRelay. When the connection breaks, it
@@ -47,9 +50,21 @@ type Relay struct {
 	head  [freeMessage]byte
 
 	mu      sync.Mutex
-	ws      *websocket.Conn   // nil while there is none
-	pending []jupyter.Message // sent, and not known to be accepted
-	gone    error             // set once
+	ws      *websocket.Conn // nil while there is none
+	pending []*sent         // not known to be accepted
+	ahead   int             // bytes of pending
+	room    chan struct{}   // closed and replaced when pending becomes shorter
+	pings   uint64          // sent on all connections
+	gone    error           // set once
+}
+
+// sent is a message that may not have been accepted. Any message about a request proves that it was. Nothing need come
+// about other messages, such as input. A ping follows each of these, and its pong is the proof.
+type sent struct {
+	m    jupyter.Message
+	id   string // its msg_id
+	asks bool   // it is a request
+	ping uint64 // the number of the ping behind it, on the last connection; 0 for a request
 }
 
 type received struct {
@@ -73,13 +88,18 @@ type RelayOptions struct {
 	Budget *Budget
 	// Failed gets the error of each Dial that is not final, or nil after one that has succeeded. nil: they are ignored.
 	Failed func(err error)
+	// Most bounds a message of the kernel, in bytes; 0: what a notebook may hold.
+	Most int64
+	// Refused gets a message that is larger than the supervisor accepts. nil: it is sent again with each connection.
+	Refused func(m jupyter.Message)
 
 	patience time.Duration // 0: relayPatience
 }
 
 // OpenRelay returns a Relay that connects by itself. Its owner calls Close.
 func OpenRelay(o RelayOptions) *Relay {
-	r := &Relay{o: o, done: make(chan struct{}), in: make(chan received)}
+	o.Most = cmp.Or(o.Most, relayLimit)
+	r := &Relay{o: o, done: make(chan struct{}), in: make(chan received), room: make(chan struct{})}
 	r.life, r.end = context.WithCancel(context.Background())
 	go r.monitor()
 	return r
@@ -101,24 +121,55 @@ func (r *Relay) pay(cost int64) {
 // Interrupt interrupts the kernel.
 func (r *Relay) Interrupt(ctx context.Context) error { return r.o.Interrupt(ctx) }
 
-// Send sends a message, now or when there is a connection. The error wraps ErrGone.
-func (r *Relay) Send(_ context.Context, m jupyter.Message) error {
+// Send sends a message, now or when there is a connection. It waits while relayAhead bytes are not known to be
+// accepted. The error wraps ErrGone, or is that of ctx.
+func (r *Relay) Send(ctx context.Context, m jupyter.Message) error {
+	own, _ := headers(&m)
+	next := &sent{m: m, id: own.MsgID, asks: strings.HasSuffix(own.MsgType, "_request")}
+	for {
+		r.mu.Lock()
+		gone, room := r.gone, r.room
+		full := r.ahead > 0 && r.ahead+m.Size() > relayAhead
+		if gone == nil && !full {
+			r.pending, r.ahead = append(r.pending, next), r.ahead+m.Size()
+			if r.ws != nil {
+				r.writeLocked(next)
+			}
+		}
+		r.mu.Unlock()
+		if gone != nil || !full {
+			return gone
+		}
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.done:
+			return cmp.Or(r.ended(), errClosed)
+		}
+	}
+}
+
+var errClosed = errors.New("notebook: the relay is closed")
+
+// ended returns why the relay has ended by itself, or nil.
+func (r *Relay) ended() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.gone != nil {
-		return r.gone
-	}
-	r.pending = append(r.pending, m)
-	if r.ws != nil {
-		r.writeLocked(m)
-	}
-	return nil
+	return r.gone
 }
 
 // writeLocked sends a message. A connection that fails is closed, so that its reader ends.
-func (r *Relay) writeLocked(m jupyter.Message) {
+func (r *Relay) writeLocked(s *sent) {
 	_ = r.ws.SetWriteDeadline(time.Now().Add(relayWrite))
-	if err := r.ws.WriteMessage(websocket.BinaryMessage, jupyter.EncodeV1(&m)); err != nil {
+	err := r.ws.WriteMessage(websocket.BinaryMessage, jupyter.EncodeV1(&s.m))
+	if err == nil && !s.asks {
+		r.pings++
+		s.ping = r.pings
+		err = r.ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, s.ping),
+			time.Now().Add(relayWrite))
+	}
+	if err != nil {
 		_ = r.ws.Close()
 	}
 }
@@ -134,12 +185,7 @@ func (r *Relay) Receive(ctx context.Context) (jupyter.Message, string, error) {
 	case <-ctx.Done():
 		return jupyter.Message{}, "", ctx.Err()
 	case <-r.done:
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.gone != nil {
-			return jupyter.Message{}, "", r.gone
-		}
-		return jupyter.Message{}, "", errors.New("notebook: the relay is closed")
+		return jupyter.Message{}, "", cmp.Or(r.ended(), errClosed)
 	}
 }
 
@@ -213,7 +259,7 @@ func (r *Relay) serve(ws *websocket.Conn) (useful bool, err error) {
 		r.mu.Unlock()
 		_ = ws.Close()
 	}()
-	ws.SetReadLimit(relayLimit)
+	ws.SetReadLimit(r.o.Most)
 	answer, within := ws.PingHandler(), false
 	ws.SetPingHandler(func(data string) error {
 		if !within { // a message that has begun has a time of its own
@@ -221,12 +267,21 @@ func (r *Relay) serve(ws *websocket.Conn) (useful bool, err error) {
 		}
 		return answer(data)
 	})
+	ws.SetPongHandler(func(data string) error {
+		if len(data) == 8 {
+			r.proven(binary.BigEndian.Uint64([]byte(data)))
+		}
+		return nil
+	})
 	r.use(ws)
 	for {
 		within = false
 		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
 		_, from, err := ws.NextReader()
 		if err != nil {
+			if websocket.IsCloseError(err, websocket.CloseMessageTooBig) {
+				r.refuse()
+			}
 			return useful, err
 		}
 		frame, err := r.read(from, func() {
@@ -253,8 +308,8 @@ func (r *Relay) read(from io.Reader, begins func()) (frame []byte, err error) {
 	case err != nil:
 		return nil, err
 	}
-	size := int64(relayLimit) // of a message that does not say it
-	if n, ok := jupyter.V1Size(r.head[jupyter.RelayCursor:]); ok && n < relayLimit-jupyter.RelayCursor {
+	size := r.o.Most // of a message that does not say it
+	if n, ok := jupyter.V1Size(r.head[jupyter.RelayCursor:]); ok && n < r.o.Most-jupyter.RelayCursor {
 		size = n + jupyter.RelayCursor
 	}
 	if cost := r.o.Budget.cost(size); r.held < cost {
@@ -310,21 +365,52 @@ func (r *Relay) use(ws *websocket.Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ws = ws
-	for _, m := range r.pending {
-		r.writeLocked(m)
+	for _, s := range r.pending {
+		r.writeLocked(s)
 	}
 }
 
 // accepted forgets a message that the kernel's message is about.
 func (r *Relay) accepted(m *jupyter.Message) {
-	_, parent := headers(m)
-	if parent.MsgID == "" {
-		return
+	if _, parent := headers(m); parent.MsgID != "" {
+		r.forget(func(s *sent) bool { return s.id == parent.MsgID })
 	}
+}
+
+// proven forgets the messages before a ping that was answered.
+func (r *Relay) proven(ping uint64) {
+	r.forget(func(s *sent) bool { return s.ping > 0 && s.ping <= ping })
+}
+
+// refuse forgets the largest message, since the supervisor has closed the connection for the size of one.
+func (r *Relay) refuse() {
+	r.mu.Lock()
+	var largest *sent
+	for _, s := range r.pending {
+		if largest == nil || s.m.Size() > largest.m.Size() {
+			largest = s
+		}
+	}
+	r.mu.Unlock()
+	if largest != nil && r.o.Refused != nil {
+		r.forget(func(s *sent) bool { return s == largest })
+		r.o.Refused(largest.m)
+	}
+}
+
+func (r *Relay) forget(which func(*sent) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending = slices.DeleteFunc(r.pending, func(p jupyter.Message) bool {
-		own, _ := headers(&p)
-		return own.MsgID == parent.MsgID
+	before := len(r.pending)
+	r.pending = slices.DeleteFunc(r.pending, func(s *sent) bool {
+		if !which(s) {
+			return false
+		}
+		r.ahead -= s.m.Size()
+		return true
 	})
+	if len(r.pending) < before {
+		close(r.room)
+		r.room = make(chan struct{})
+	}
 }
