@@ -220,11 +220,11 @@ func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 	return all, nil
 }
 
-func (f *fakeLauncher) Ended(context.Context) ([]launcher.EndedKernel, error) {
+func (f *fakeLauncher) Ended(context.Context, string) ([]launcher.EndedKernel, error) {
 	return f.ended, f.endedErr
 }
 
-func (f *fakeLauncher) Usage(context.Context) ([]launcher.KernelUsage, error) {
+func (f *fakeLauncher) Usage(context.Context, string) ([]launcher.KernelUsage, error) {
 	return f.usage, f.usageErr
 }
 

@@ -73,7 +73,11 @@ func (js *jobRoutes) addGPUSeconds(ctx context.Context, list []jobs.Job) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernels.ReadTime)
 	defer cancel()
-	all, err := js.launcher.Usage(ctx)
+	owner := list[0].Owner
+	if slices.ContainsFunc(list, func(j jobs.Job) bool { return j.Owner != owner || j.Then != "" }) {
+		owner = "" // an admin's job may run in another owner's kernel
+	}
+	all, err := js.launcher.Usage(ctx, owner)
 	if err != nil {
 		js.log.Debug("the GPU time of running jobs lacks their present attempt", logkey.Err, err)
 		return

@@ -301,13 +301,13 @@ type Launcher interface {
 	// user or with one of the groups. It may have others.
 	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
 
-	// Ended returns the kernels that were culled or died in the last days and were not started again since, the newest
-	// first. Some of them may still be shown as dead.
-	Ended(ctx context.Context) ([]EndedKernel, error)
+	// Ended returns the kernels of an owner that were culled or died in the last days and were not started again since,
+	// the newest first; "" means those of all. Some of them may still be shown as dead.
+	Ended(ctx context.Context, owner string) ([]EndedKernel, error)
 
-	// Usage returns what kernels have used: all that live, and all that have ended in the last days. A kernel that was
-	// started again after its end counts from its last start.
-	Usage(ctx context.Context) ([]KernelUsage, error)
+	// Usage returns what kernels of an owner have used: all that live, and all that have ended in the last days; ""
+	// means those of all. A kernel that was started again after its end counts from its last start.
+	Usage(ctx context.Context, owner string) ([]KernelUsage, error)
 
 	// Wait returns the kernel as soon as cond holds for it. When ctx ends first, it returns the kernel and ctx's error.
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)

@@ -326,7 +326,11 @@ func (h *hold) gpuSeconds(e *entry) (used float64) {
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, gpuSecondsTime)
 	defer cancel()
-	used, err := h.m.kernels.GPUSeconds(ctx, e.Kernel, e.GPUsSince())
+	owner := e.Owner
+	if e.inKernel() {
+		owner = "" // an admin's job may run in another owner's kernel
+	}
+	used, err := h.m.kernels.GPUSeconds(ctx, owner, e.Kernel, e.GPUsSince())
 	if err != nil && h.ctx.Err() == nil {
 		h.log.Warn("the GPU time of a job is incomplete", logkey.Err, err)
 	}

@@ -65,9 +65,9 @@ type Kernels interface {
 	Dial(ctx context.Context, author Author, id string, query url.Values) (*websocket.Conn, error)
 	// Interrupt interrupts the kernel.
 	Interrupt(ctx context.Context, author Author, id string) error
-	// GPUSeconds returns the GPUs that a kernel has held after a time, times the seconds for which it held them. It
-	// returns 0 for a kernel that ended more than some days ago.
-	GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error)
+	// GPUSeconds returns the GPUs that an owner's kernel has held after a time, times the seconds for which it held them.
+	// It returns 0 for a kernel that ended more than some days ago.
+	GPUSeconds(ctx context.Context, owner, id string, since time.Time) (float64, error)
 	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
 	Stop(ctx context.Context, author Author, id, reason string) error
 

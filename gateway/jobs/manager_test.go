@@ -120,7 +120,7 @@ func (c *cluster) Dial(context.Context, Author, string, url.Values) (*websocket.
 }
 
 // GPUSeconds says that each kernel that lives has held GPUs for seven seconds.
-func (c *cluster) GPUSeconds(_ context.Context, id string, _ time.Time) (float64, error) {
+func (c *cluster) GPUSeconds(_ context.Context, _, id string, _ time.Time) (float64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, there := c.alive[id]; there {

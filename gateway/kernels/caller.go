@@ -81,6 +81,14 @@ func (c Caller) Owns(owner string) bool {
 	return c.SeesAll() || owner != "" && owner == c.Name
 }
 
+// ownersName returns the name of the only owner whose kernels the caller owns; "" if the caller owns all.
+func (c Caller) ownersName() string {
+	if c.SeesAll() {
+		return ""
+	}
+	return c.Name
+}
+
 // ReasonOf returns why a kernel waits or is dead, as the caller may read it. The reason of a limit names the owner's
 // other kernels, which a kernel's other users may not see.
 func (c Caller) ReasonOf(k *launcher.Kernel) string {

@@ -26,7 +26,7 @@ type Ended struct {
 
 // Ended lists the caller's own kernels that were culled or died in the last days, or only the culled ones.
 func (s *Service) Ended(ctx context.Context, who Caller, culled bool) ([]Ended, error) {
-	all, err := s.launcher.Ended(ctx)
+	all, err := s.launcher.Ended(ctx, who.ownersName())
 	if err != nil {
 		return nil, err
 	}

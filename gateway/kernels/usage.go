@@ -46,7 +46,7 @@ func (s *Service) Usage(ctx context.Context, who Caller, since, by, step string)
 	}
 	ctx, cancel := context.WithTimeout(ctx, ReadTime)
 	defer cancel()
-	all, err := s.launcher.Usage(ctx)
+	all, err := s.launcher.Usage(ctx, who.ownersName())
 	if err != nil {
 		return Usage{}, err
 	}
@@ -72,10 +72,10 @@ func (s *Service) Usage(ctx context.Context, who Caller, since, by, step string)
 	return answer, nil
 }
 
-// GPUSeconds returns for how long a kernel has held GPUs after a time. It returns 0 for a kernel that ended more than
-// some days ago.
-func (s *Service) GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error) {
-	all, err := s.launcher.Usage(ctx)
+// GPUSeconds returns for how long a kernel of an owner has held GPUs after a time. It returns 0 for a kernel that ended
+// more than some days ago.
+func (s *Service) GPUSeconds(ctx context.Context, owner, id string, since time.Time) (float64, error) {
+	all, err := s.launcher.Usage(ctx, owner)
 	if err != nil {
 		return 0, err
 	}

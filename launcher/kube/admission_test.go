@@ -301,7 +301,7 @@ func TestAdmission_RefusedStartIsNotListed(t *testing.T) {
 		len(maps.Items) != 0 {
 		t.Errorf("its end is written down: %v, %v", maps, err)
 	}
-	if all, err := l.Ended(t.Context()); err != nil || len(all) != 0 {
+	if all, err := l.Ended(t.Context(), ""); err != nil || len(all) != 0 {
 		t.Errorf("it is listed as a kernel that died: %+v, %v", all, err)
 	}
 }

@@ -325,7 +325,7 @@ func TestEnded(t *testing.T) {
 	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Millisecond })
 	died := numberedID(1)
 	ids := func(l *Launcher) (ids []string) {
-		all, err := l.Ended(t.Context())
+		all, err := l.Ended(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -370,7 +370,7 @@ func TestEnded(t *testing.T) {
 	// Each gateway says the same of what they have used.
 	used := func(l *Launcher, living ...string) {
 		t.Helper()
-		all, err := l.Usage(t.Context())
+		all, err := l.Usage(t.Context(), "")
 		if err != nil || len(all) != 3 {
 			t.Errorf("usage is %+v, %v", all, err)
 		}

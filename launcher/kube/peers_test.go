@@ -158,7 +158,7 @@ func TestPeers_Culled(t *testing.T) {
 				if l == late && !sendsUsage {
 					want.Usage = launcher.Usage{}
 				}
-				if all, err := l.Ended(t.Context()); err != nil || !slices.Equal(all, []launcher.EndedKernel{want}) {
+				if all, err := l.Ended(t.Context(), ""); err != nil || !slices.Equal(all, []launcher.EndedKernel{want}) {
 					t.Errorf("%s: on record are %+v, %v", name, all, err)
 				}
 				counted, wanted := l.Measure().Culls, (map[launcher.CullLabels]int64{{SpecName: "python3", Limit: "idle"}: 1})

@@ -11,7 +11,7 @@ import (
 
 // Usage returns what the kernels use that live, and what those have used whose endings are still kept. Each gateway
 // reads the same pods and endings, so it is not a sum that could count a kernel twice.
-func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
+func (l *Launcher) Usage(ctx context.Context, owner string) ([]launcher.KernelUsage, error) {
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err // a kernel, or its ending, may be unknown
 	}
@@ -20,7 +20,7 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, k := range l.kernels {
-		if k.end != nil || k.pod == nil {
+		if k.end != nil || k.pod == nil || owner != "" && k.rec.Owner != owner {
 			continue
 		}
 		u := launcher.KernelUsage{ID: id, SpecName: k.rec.SpecName, Flavor: k.rec.Flavor, Owner: k.rec.Owner,
@@ -31,7 +31,7 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 		all = append(all, u)
 	}
 	l.endings.Each(func(id string, end *endings.Ending) {
-		if k := l.kernels[id]; k != nil && k.end == nil { // it was restarted
+		if k := l.kernels[id]; k != nil && k.end == nil || owner != "" && end.Owner != owner { // it was restarted
 			return
 		}
 		all = append(all, launcher.KernelUsage{ID: id, SpecName: end.Spec, Flavor: end.Flavor, Owner: end.Owner, End: end.At,
@@ -41,7 +41,7 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 }
 
 // Ended returns the kernels that were culled or died and whose endings are still kept.
-func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
+func (l *Launcher) Ended(ctx context.Context, owner string) ([]launcher.EndedKernel, error) {
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err // the last ending may be unknown
 	}
@@ -49,7 +49,7 @@ func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endings.Each(func(id string, end *endings.Ending) {
-		if end.Refused || !end.Cause().Unrequested() {
+		if end.Refused || owner != "" && end.Owner != owner || !end.Cause().Unrequested() {
 			return
 		}
 		if k := l.kernels[id]; k != nil && k.end == nil { // it was started again

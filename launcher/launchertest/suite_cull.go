@@ -2,6 +2,7 @@ package launchertest
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"testing"
@@ -103,7 +104,7 @@ func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 		return false
 	}
 	earliest := c.begun.Add(-time.Second) // a cluster stores times in whole seconds
-	used, err := l.Usage(limited(t))
+	used, err := l.Usage(limited(t), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +112,13 @@ func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 		return u.ID == c.req.ID && u.Owner == c.req.Owner && u.SpecName == c.req.Spec.Name && !u.End.IsZero()
 	}) {
 		t.Errorf("its usage is not on record: %+v", used)
+	}
+	for owner, want := range map[string]bool{c.req.Owner: true, "nobody": false} {
+		used, usedErr := l.Usage(limited(t), owner)
+		ended, endedErr := l.Ended(limited(t), owner)
+		if err := errors.Join(usedErr, endedErr); err != nil || len(used) > 0 != want || len(ended) > 0 != want {
+			t.Errorf("on record for %s are %+v and %+v, %v", owner, used, ended, err)
+		}
 	}
 	if k.Owner != c.req.Owner || k.SpecName != c.req.Spec.Name || k.Reason != cullReason || !k.Culled ||
 		k.At.Before(earliest) {

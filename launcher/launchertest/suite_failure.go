@@ -98,7 +98,7 @@ func awaitEnded(t *testing.T, l launcher.Launcher, id string) launcher.EndedKern
 // endedKernel returns what is on record of a kernel, if it is there.
 func endedKernel(t *testing.T, l launcher.Launcher, id string) (k launcher.EndedKernel, there bool) {
 	t.Helper()
-	all, err := l.Ended(limited(t))
+	all, err := l.Ended(limited(t), "")
 	if err != nil {
 		t.Fatal(err)
 	}

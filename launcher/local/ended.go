@@ -18,8 +18,8 @@ import (
 )
 
 // Ended returns the kernels that were culled or died: those that are shown as dead, and those with a stored ending.
-func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
-	known, err := l.withEndings(ctx)
+func (l *Launcher) Ended(ctx context.Context, owner string) ([]launcher.EndedKernel, error) {
+	known, err := l.withEndings(ctx, owner)
 	if err != nil {
 		return nil, err
 	}
@@ -27,13 +27,8 @@ func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	for _, k := range known {
 		if k.end != nil && k.end.Unrequested() {
 			all = append(all, launcher.EndedKernel{
-				ID:       k.id,
-				SpecName: k.specName,
-				Owner:    k.owner,
-				Reason:   k.end.Reason,
-				Culled:   k.end.Culled,
-				At:       k.end.At,
-				Usage:    usageOf(*k.end),
+				ID: k.id, SpecName: k.specName, Owner: k.owner, Reason: k.end.Reason, Culled: k.end.Culled, At: k.end.At,
+				Usage: usageOf(*k.end),
 			})
 		}
 	}
@@ -50,14 +45,17 @@ type knownKernel struct {
 	kernel *kernel     // nil: only the ending is kept
 }
 
-// withEndings returns the kernels that exist, and those of which the ending is kept.
-func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
-	if err := l.rescan(ctx); err != nil {
+// withEndings returns an owner's kernels that exist, and those of which the ending is kept; "": those of all.
+func (l *Launcher) withEndings(ctx context.Context, owner string) ([]knownKernel, error) {
+	if err := l.catchUp(ctx); err != nil {
 		return nil, err
 	}
 	var all []knownKernel
 	there := map[string]bool{}
 	for _, k := range l.snapshot() {
+		if owner != "" && k.rec.Owner != owner {
+			continue
+		}
 		end, err := l.layout.readEnding(k.id) // a lingering supervisor has written one, too
 		if err != nil {
 			l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
@@ -69,14 +67,14 @@ func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 		there[k.id] = true
 		all = append(all, knownKernel{k.id, k.rec.SpecName, k.rec.Owner, k.rec.Flavor, k.rec.GPUs, end, k})
 	}
-	stones, err := l.stones.Read()
+	stones, err := l.stones.Read(owner)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
-	for i := range stones {
-		t, name := &stones[i].Value, stones[i].Name
+	for _, stone := range stones {
+		t, name := &stone.Value, stone.Name
 		id := strings.TrimSuffix(name, ".json")
-		switch err := stones[i].Err; {
+		switch err := stone.Err; {
 		case there[id] || !launcher.ValidID(id): // it was started again
 		case errors.Is(err, files.ErrUnusable):
 			l.layout.setAside(filepath.Join(l.layout.ended(), name), err)

@@ -2,11 +2,14 @@ package local
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -36,7 +39,7 @@ func TestCulled(t *testing.T) {
 	}
 	known := func(l *Launcher) bool {
 		t.Helper()
-		all, err := l.Ended(t.Context())
+		all, err := l.Ended(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +98,7 @@ func TestCulled_Removed(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "it was idle for 1s" {
 		t.Errorf("%v", err)
 	}
-	if all, err := l.Ended(t.Context()); err != nil || len(all) != 1 {
+	if all, err := l.Ended(t.Context(), ""); err != nil || len(all) != 1 {
 		t.Errorf("on record are %v, %v", all, err)
 	}
 }
@@ -118,9 +121,60 @@ func TestEnded_Died(t *testing.T) {
 		}
 	}
 	for _, l := range []*Launcher{l, p.launcher()} {
-		all, err := l.Ended(t.Context())
+		all, err := l.Ended(t.Context(), "")
 		if err != nil || len(all) != 1 || all[0].ID != id(1) || all[0].Culled || all[0].Reason != reason {
 			t.Errorf("on record are %+v, %v; it died since %s", all, err, reason)
+		}
+	}
+}
+
+// BenchmarkEnded shows what a user's list of ended kernels and a user's usage cost beside the records of other users.
+func BenchmarkEnded(b *testing.B) {
+	for _, others := range []int{100, 1000, 9000} {
+		dir := b.TempDir()
+		state := filepath.Join(dir, "state")
+		l, err := Open(b.Context(), Options{StateDir: state, RuntimeDir: dir, Supervisor: os.Args[0],
+			Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		store := func(n int, owner string) {
+			end := storedEnding{SpecName: "python3", Owner: owner}
+			end.Reason, end.At, end.Started = "it was killed", time.Now(), time.Now()
+			if err := files.WriteJSON(l.layout.endingFile(fmt.Sprintf("3f0a6f5e-1d2c-4b7a-9e10-%012d", n)), end); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for n := range others {
+			store(n+1, fmt.Sprint("user", n%100))
+		}
+		store(0, "ann")
+		for name, read := range map[string]func() int{
+			"ended": func() int {
+				all, err := l.Ended(b.Context(), "ann")
+				if err != nil {
+					b.Fatal(err)
+				}
+				return len(all)
+			},
+			"usage": func() int {
+				all, err := l.Usage(b.Context(), "ann")
+				if err != nil {
+					b.Fatal(err)
+				}
+				return len(all)
+			},
+		} {
+			b.Run(fmt.Sprintf("%s/others=%d", name, others), func(b *testing.B) {
+				for b.Loop() {
+					if n := read(); n != 1 {
+						b.Fatal(n)
+					}
+				}
+			})
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

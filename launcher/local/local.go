@@ -198,8 +198,9 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		Store: records.NewStore(filepath.Join(lay.state, recordsDir)),
 		opts:  o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: lay.log,
-		ctx: life, cancel: cancel, kernels: newRegistry(), stones: files.NewFolder[storedEnding](lay.ended()),
-		warnedSpecs: make(map[string]bool), tally: newTally(tm.now, o.Observer),
+		ctx: life, cancel: cancel, kernels: newRegistry(), tally: newTally(tm.now, o.Observer),
+		stones:      files.NewFolder(lay.ended(), func(e *storedEnding) string { return e.Owner }),
+		warnedSpecs: make(map[string]bool),
 	}
 	l.lender, err = lend.New(life, lend.Options{Dir: filepath.Join(lay.state, gpusDir), Program: o.GPUProgram,
 		Env: environment.Supervisor(l.environ), Pause: tm.lendPause, Park: o.Park, Now: tm.now, Log: l.log,
@@ -291,6 +292,7 @@ func (l *Launcher) Close() error {
 		return nil
 	}
 	l.changes.Close()
+	l.stones.Close()
 	l.processes.children.Close()
 	if l.reaper != nil {
 		_ = l.reaper.Close() // nothing was written

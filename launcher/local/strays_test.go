@@ -143,7 +143,7 @@ func TestDamagedFiles(t *testing.T) {
 			if !strings.Contains(reason, "removed or damaged") || len(carriers(2)) > 0 {
 				t.Errorf("without its lock: %q, and processes %v run", reason, carriers(2))
 			}
-			if ended, err := l.Ended(t.Context()); err != nil || len(ended) != 1 || ended[0].ID != id(2) {
+			if ended, err := l.Ended(t.Context(), ""); err != nil || len(ended) != 1 || ended[0].ID != id(2) {
 				t.Errorf("ended: %+v, %v", ended, err)
 			}
 			if all, err := l.Records(t.Context(), "a"); err != nil || len(all) != 1 {

@@ -10,8 +10,8 @@ import (
 )
 
 // Usage returns what the kernels use that live, and what those have used whose endings are still kept.
-func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
-	known, err := l.withEndings(ctx)
+func (l *Launcher) Usage(ctx context.Context, owner string) ([]launcher.KernelUsage, error) {
+	known, err := l.withEndings(ctx, owner)
 	if err != nil {
 		return nil, err
 	}
