@@ -108,7 +108,8 @@ func TestLimits_Readers(t *testing.T) {
 		for _, ask := range [][2]string{{"POST", path + "/restart"}, {"GET", path}, {"GET", "/api/kernels"},
 			{"GET", "/api/sessions"}, {"POST", path + "/interrupt"}, {"POST", path + "/wake"}, {"GET", path + "/log"},
 			{"GET", path + "/timeline"}, {"GET", "/api/gpus"}, {"GET", "/api/limits"}, {"GET", "/api/jobs"},
-			{"GET", "/api/kernels/" + idB}, {"PATCH", path}, {"DELETE", path}, {"POST", "/api/jobs"}, {"GET", path + "/channels"}} {
+			{"GET", "/api/kernels/" + idB}, {"PATCH", path}, {"DELETE", path}, {"POST", "/api/jobs"},
+			{"GET", path + "/channels"}} {
 			if strings.HasSuffix(ask[1], "/channels") && state == api.Starting {
 				continue // it waits in the lobby, see TestLimits_Lobby
 			}

@@ -73,7 +73,7 @@ var ParkCauses = []ParkCause{CauseMemory, CauseProcesses, CauseComputes, CauseDr
 
 // Wakes are what a supervisor has counted of the kernel's returns to its GPU.
 type Wakes struct {
-	Waits    Durations `json:"waits"`    // for the GPU, one for each return
+	Waits    Durations `json:"waits"`    // for the GPU, one for each return that was not ahead of a cell
 	Restores Durations `json:"restores"` // of the GPU memory, if some was saved
 }
 

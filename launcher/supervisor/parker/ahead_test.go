@@ -39,6 +39,11 @@ func TestParker_Ahead(t *testing.T) {
 		if k.waits != 0 {
 			t.Errorf("it has joined the line %d times", k.waits)
 		}
+		k.set(func() {
+			if got := k.Wakes(); got.Waits != (api.Durations{}) || got.Restores == (api.Durations{}) {
+				t.Errorf("counted is %+v", got)
+			}
+		})
 	})
 }
 

@@ -327,7 +327,9 @@ func (l *life) regain(ctx context.Context, began, ahead time.Time) {
 	l.Mu.Lock()
 	saved, memory := l.saved, l.memory
 	l.ahead = ahead
-	l.wakes.Waits.Add(waited)
+	if ahead.IsZero() {
+		l.wakes.Waits.Add(waited)
+	}
 	l.enter(api.GPUWaking, "")
 	l.gotGPULocked()
 	l.Mu.Unlock()
