@@ -204,6 +204,11 @@ func prepareConfig(cfg api.Config, file string, held heldFiles, logger *slog.Log
 	if at := devices.NewSeat(cfg.KernelID, held); at != nil {
 		s.SetSeat(seat{at})
 	}
+	if err := s.ShareGPU(); err != nil {
+		l.Close() //nolint:errcheck // nothing was sent
+		unlock()
+		return nil, err
+	}
 	if cfg.SameMachine { // the answer of the start tells the parent to dial
 		if err := s.ListenForChild(); err != nil {
 			l.Close() //nolint:errcheck // nothing was sent

@@ -38,7 +38,8 @@ func pod(logger *slog.Logger) int {
 			continue
 		}
 		err := install(p.from, p.to)
-		if errors.Is(err, fs.ErrNotExist) && p.to == cfg.GPUProgram && cfg.Cull.GPU == 0 {
+		if errors.Is(err, fs.ErrNotExist) && p.to == cfg.GPUProgram && cfg.Cull.GPU == 0 &&
+			!cfg.GPUSamples.Park.Shared {
 			logger.Warn("GPUs are not sampled: the image has no ekg-gpu", logkey.Err, err)
 			cfg.GPUProgram, cfg.GPUSamples = "", api.GPUSamples{}
 			continue

@@ -50,6 +50,12 @@ func (f *Flavor) problems() (list []string) {
 	if f.DRA != nil {
 		f.DRA.check(wrong)
 	}
+	wrong(f.Park && f.Replica == nil,
+		"park: needs the kind replica: only whole GPUs that pods share by time-slicing can be given back")
+	if f.Park && f.Replica != nil {
+		wrong(strings.Contains(f.Replica.Resource, "mig-"),
+			"park: %s is a part of a GPU, which NVIDIA's driver does not save", quoted(f.Replica.Resource))
+	}
 	wrong(f.None && f.Units != nil && f.Units.Amount != 0, "units: a flavor without a GPU counts as no GPU")
 	wrong(f.Placeholders != nil, "placeholders: was removed; use the component placeholders of deploy/kubernetes, or the "+
 		"chart's placeholders")

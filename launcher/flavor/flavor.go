@@ -37,6 +37,10 @@ type Flavor struct {
 	Resource *Extended `yaml:"resource" json:"resource,omitempty"`
 	None     bool      `yaml:"none" json:"none,omitempty"` // no GPU
 
+	// Park lets the kernels that share a GPU take turns on it: each gives it back while it is idle, and keeps its
+	// variables. It is allowed beside replica.
+	Park bool `yaml:"park" json:"park,omitempty"`
+
 	// Units are the GPUs that a kernel of this flavor counts as, for limits and GPU hours. nil: as the kind says.
 	Units *Units `yaml:"units" json:"units,omitempty"`
 

@@ -21,7 +21,7 @@ const every = `flavors:
 - {name: two, gpu: {count: 2}}
 - {name: a100-10g, mig: {profile: 1g.10gb}, units: 0.125}
 - {name: a100-5g, mig: {profile: 1g.5gb, strategy: single}, nodeSelector: {size: small}}
-- {name: quarter, replica: {replicas: 4}}
+- {name: quarter, replica: {replicas: 4}, park: true}
 - {name: gib4, gpuMem: {units: 4, corePercent: 30, perGPU: 14}}
 - {name: gib2, gpuMem: {units: 2}}
 - {name: vgpu, hami: {memoryMiB: 3000, corePercent: 30}}
@@ -75,6 +75,10 @@ func TestParse_Problems(t *testing.T) {
 		{entry("{name: a, mig: {profile: small}}"), `mig.profile: "small" is not a profile like 1g.10gb`},
 		{entry("{name: a, mig: {profile: 1g.5gb, strategy: single}}"), "mig.strategy: single needs a nodeSelector"},
 		{entry("{name: a, mig: {profile: 1g.5gb, strategy: both}}"), "mig.strategy: is not mixed or single"},
+		{entry("{name: a, gpu: {}, park: true}"), "park: needs the kind replica"},
+		{entry("{name: a, dra: {template: x}, park: true}"), "park: needs the kind replica"},
+		{entry("{name: a, replica: {replicas: 2, resource: nvidia.com/mig-1g.5gb.shared}, park: true}"),
+			`park: "nvidia.com/mig-1g.5gb.shared" is a part of a GPU`},
 		{entry("{name: a, replica: {}}"), "replica.replicas: 0 is not a number from 2"},
 		{entry("{name: a, replica: {replicas: 2, resource: gpu}}"), `replica.resource: "gpu" is not the name of an extended`},
 		{entry("{name: a, gpuMem: {}}"), "gpuMem.units: 0 is not a number from 1"},

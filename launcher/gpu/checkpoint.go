@@ -64,7 +64,8 @@ type CUDAError struct {
 	Code int    `json:"code,omitempty"` // CUresult; 0 if it was not called
 	Text string `json:"text"`           // the driver's own words, or why it was not called
 
-	Processes int `json:"processes,omitempty"` // of the kernel, which are why it was not called; 0: that was not why
+	NoRoom    bool `json:"no_room,omitempty"`   // it was not called since there is no memory for what it would save
+	Processes int  `json:"processes,omitempty"` // of the kernel, which are why it was not called; 0: that was not why
 }
 
 // Error returns one sentence without a full stop.

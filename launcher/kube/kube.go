@@ -13,9 +13,9 @@
 // Goroutines, all waited for by Close: two informers, of pods and of events, for each namespace or for all together;
 // one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
 // reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
-// nodes if they are watched; that of package warmpods; decideAboutLimits, by election too, if there are limits; the
-// writer of endings; with other replicas, those of package replicas; and calls that go on after their callers have
-// left.
+// nodes if they are watched; that of package warmpods; those of package seats; decideAboutLimits, by election too, if
+// there are limits; the writer of endings; with other replicas, those of package replicas; and calls that go on after
+// their callers have left.
 //
 // Lock order: kernel.notesLock, replicas.Replicas.completing, freshness.mu, Launcher.mu; the locks namespaces.Set.mu,
 // replicas.Replicas.mu, endings.Store.mu, warmpods.Store.mu, podevents.Store.mu, gpuview.Tally.mu, answers.mu,
@@ -53,6 +53,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/records"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/replicas"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/seats"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/warmpods"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -164,6 +165,7 @@ type Launcher struct {
 	events    *podevents.Store
 	watches   *watches
 	gpuTime   gpuview.Tally
+	seats     *seats.Server
 
 	// Guarded by mu.
 	mu          sync.Mutex
@@ -225,6 +227,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 		Bound: l.apiContext, Unavailable: l.unavailable, Now: l.clusterNow, Log: l.log})
 	l.objects = objects.New(objects.Options{Cluster: o.Cluster, Pods: o.Pods, Keys: keys, Bound: l.apiContext, Life: life})
 	l.reaper = &reaper{l: l}
+	l.seats = turns{l}.newServer()
 	second := "none"
 	if len(keys) > 1 {
 		second = keys[1].Fingerprint
@@ -285,6 +288,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*cluster.Cluster
 	}
 	l.machines = gpuview.Watch(ctx, gpuview.Options{Client: l.client, Goroutines: &l.goroutines, Life: life,
 		Review: tm.rights, Bound: l.apiContext, Log: l.log})
+	l.goroutines.Go(func() { l.seats.Run(life) })
 	keepBeat, writeEndings := func() { l.freshness.keepBeat(life) }, func() { l.endings.Write(life) }
 	for _, f := range []func(){l.maintain, keepBeat, l.reaper.reap, writeEndings} {
 		l.goroutines.Go(f)

@@ -173,6 +173,9 @@ func (f followed) enter(enterLocked func() (follow.Supervisor, bool)) (pod *core
 		return nil, false
 	}
 	l.reportStartLocked(k)
+	if k.supervisor.Status.Seat != nil {
+		l.seats.Changed()
+	}
 	if !before.Streaming {
 		k.told.reason, k.told.pull = podstatus.Reason{}, time.Time{} // a restarted supervisor has received nothing
 	}

@@ -58,6 +58,7 @@ type statusFacts struct {
 	warm        bool
 	death       death
 	parked      uint64 // version
+	seat        uint64 // version
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -93,6 +94,10 @@ type savedFacts struct {
 
 func (s *Supervisor) factsLocked() facts {
 	c, idle := &s.use, s.use.Idle()
+	var seat uint64
+	if s.shared != nil {
+		seat = s.shared.Version()
+	}
 	size, limit := s.log.Sizes()
 	return facts{
 		status: statusFacts{
@@ -110,6 +115,7 @@ func (s *Supervisor) factsLocked() facts {
 			warm:        s.assigning.warm,
 			death:       s.kernel.death,
 			parked:      s.parker.Version(),
+			seat:        seat,
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.culling.shown},
 		use: useFacts{

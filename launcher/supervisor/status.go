@@ -80,6 +80,9 @@ func (s *Supervisor) Status() (api.Status, <-chan struct{}) {
 		LastDeath:    s.kernel.death.Death,
 		Parked:       s.parker.Shown(s.use.Kept().KeepGPUUntil),
 	}
+	if s.shared != nil {
+		st.Seat = new(s.shared.Say(st.GPU))
+	}
 	st.Counts.LogEvicted, st.Counts.Wakes = s.log.Evicted(), s.parker.Wakes()
 	if s.kernel.adopted && !s.inherited.Left {
 		st.Counts.Failed = 1

@@ -35,7 +35,9 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -55,7 +57,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/notices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parker"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/podseat"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/routes"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/starter"
 )
@@ -84,6 +88,7 @@ type Supervisor struct {
 	container         *child.Container   // nil: the kernel's process is a child of this one
 	starter           starter.Starter
 	held              gpuLocks
+	shared            *podseat.Seat    // nil: the kernel takes no turns with those of other pods
 	stateFile         *savedstate.File // nil: no other supervisor would read it
 	containerReported chan struct{}    // capacity 1: the cluster has reported on the container
 	gpusSampled       chan struct{}    // capacity 1: there are new samples of GPUs
@@ -177,6 +182,36 @@ func (s *Supervisor) SetSeat(seat gpumemory.Seat) {
 	}
 }
 
+// ShareGPU makes the kernel of a pod take turns at its GPU with those of other pods, if the configuration says so. It
+// must be called before Run.
+func (s *Supervisor) ShareGPU() (err error) {
+	park := s.cfg.GPUSamples.Park
+	if !park.Shared {
+		return nil
+	}
+	changed := func() {
+		s.mu.Lock() // to commit
+		s.parker.Changed()
+		s.mu.Unlock()
+	}
+	now := func() time.Time { return s.now() }
+	s.shared, err = podseat.Open(filepath.Join(s.cfg.SpillDir, "seat.json"), park.Last, changed, now)
+	if park.Never {
+		park = api.Park{} // it takes its turn, and keeps the GPU until its end
+	}
+	s.starter.Called = s.parker.Called
+	s.parker.SetSeat(s.shared, park)
+	return err
+}
+
+// SetSeatNews implements routes.Kernel.
+func (s *Supervisor) SetSeatNews(n api.SeatNews) error {
+	if s.shared == nil {
+		return routes.Error{Status: http.StatusConflict, Text: "the kernel takes no turns at a GPU"}
+	}
+	return s.shared.Told(n)
+}
+
 // SetHeld names locks of GPUs that the kernel has inherited. They are released when the kernel has ended for good. It
 // must be called before Run.
 func (s *Supervisor) SetHeld(files []*os.File) { s.held = files }
@@ -197,6 +232,11 @@ func (s *Supervisor) recordEnding(e api.Ending) {
 	if err := s.ending.Write(e); err != nil {
 		s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
 		return
+	}
+	if s.shared != nil {
+		if err := s.shared.Return(); err != nil {
+			s.logger.Error("a GPU is not given back", logkey.Err, err)
+		}
 	}
 	for _, f := range s.held {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {

@@ -55,12 +55,13 @@ var idleSettings = []Group{
 			Usage: "how long an owner may keep a kernel from being culled, counted from the request; 0: not at all",
 		},
 	}},
-	{"Park idle kernels on one machine", []Option{
+	{"Park idle kernels", []Option{
 		{
 			Name: "park-idle", Env: []string{"EKG_PARK_IDLE"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Local.Park.Idle }),
 			Usage: "idle time after which a kernel gives its GPU to a kernel that waits, for example 1m; 0: never. Its GPU " +
-				"memory is saved. Its next cell takes the GPU again. See docs/parking.md",
+				"memory is saved. Its next cell takes the GPU again. In pods only flavors with park do, and 0 counts as 1m. See " +
+				"docs/parking.md",
 		},
 		{
 			Name: "park-after", Env: []string{"EKG_PARK_AFTER"}, def: "0s",

@@ -135,6 +135,6 @@ func TokenPath(stateDir string) string { return filepath.Join(stateDir, "token")
 func (s *Settings) PodOptions(namespace string) podbuild.Options {
 	o, l := s.Pods, &s.Local
 	o.Namespace = cmp.Or(o.Namespace, namespace)
-	o.LogLimit, o.StopGrace, o.Cull = l.LogLimit, l.StopGrace, l.Cull
+	o.LogLimit, o.StopGrace, o.Cull, o.Park = l.LogLimit, l.StopGrace, l.Cull, l.Park
 	return o
 }

@@ -54,7 +54,7 @@ type Settings struct {
 	Flavors    string
 	Launcher   string
 	Supervisor string
-	Local      local.Options // StateDir, the bounds of logs, StopGrace and Cull are for pods too
+	Local      local.Options // StateDir, the bounds of logs, StopGrace, Cull and Park are for pods too
 
 	Pods                podbuild.Options // without what Local has
 	Kubeconfig          string

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path/filepath"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -16,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // testFlavors returns the flavors of testdata by name.
@@ -179,5 +181,47 @@ func TestClaimTemplate_Name(t *testing.T) {
 	f.DRA = &claim
 	if now := podspec.ClaimTemplate(&f, "kernels").Name; now == before {
 		t.Errorf("another content has the name %s", now)
+	}
+}
+
+// Only the flavor says whether a kernel takes turns at its GPU. The operator's settings say when it gives the GPU back.
+func TestBuild_FlavorParks(t *testing.T) {
+	turns := &flavor.Flavor{Name: "turns", Replica: &flavor.Replica{Replicas: 4}, Park: true}
+	other := &flavor.Flavor{Name: "other", Replica: &flavor.Replica{Replicas: 4}}
+	set := api.Park{Idle: time.Hour, After: 2 * time.Hour, IdleMemory: 1}
+	build := func(f *flavor.Flavor, set api.Park, change func(*launcher.Request)) api.Park {
+		t.Helper()
+		o := testOptions()
+		o.Park = set
+		req := launcher.Request{ID: testID, Owner: "ann", Spec: readSpec(t, "flavors", o), Flavor: f,
+			Env: map[string]string{}}
+		if change != nil {
+			change(&req)
+		}
+		pod, err := Build(o, req, testRecord("flavors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := configOf(t, pod)
+		if got := cfg.GPUSamples; (got.Park != api.Park{}) && (got.Every == 0 || cfg.GPUProgram == "") {
+			t.Errorf("its GPU is not sampled: %+v", got)
+		}
+		return cfg.GPUSamples.Park
+	}
+	shared := set
+	shared.Shared = true
+	job := shared
+	job.Never, job.Last = true, true
+	for _, c := range []struct {
+		got, want api.Park
+	}{
+		{build(other, set, nil), api.Park{}},
+		{build(turns, api.Park{}, nil), api.Park{Shared: true, Idle: time.Minute}},
+		{build(turns, set, nil), shared},
+		{build(turns, set, func(r *launcher.Request) { r.Job = true }), job},
+	} {
+		if c.got != c.want {
+			t.Errorf("%+v, want %+v", c.got, c.want)
+		}
 	}
 }

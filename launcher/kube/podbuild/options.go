@@ -26,6 +26,7 @@ type Options struct {
 	LogLimit  int64         // bytes of a kernel's log; 0: as its volume and the node's free space allow
 	StopGrace time.Duration // from the shutdown request to SIGTERM, and from SIGTERM to SIGKILL
 	Cull      api.Cull      // when a supervisor ends its kernel by itself
+	Park      api.Park      // when a kernel whose flavor has Park gives its GPU back; Idle 0: after parkIdle
 	Policy    *wish.Policy  // nil: wish.DefaultPolicy; not modified
 }
 

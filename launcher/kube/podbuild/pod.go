@@ -39,6 +39,7 @@ const (
 	defaultShmSize = "1Gi"           // of pods with a GPU: data loaders, which share batches there, soon fill 64 MiB
 	graceAllowance = 10              // seconds of a pod's grace, besides twice the stop grace: clients are notified
 	deadLinger     = 2 * time.Second // of the supervisor: the pod itself shows a dead kernel
+	parkIdle       = time.Minute     // until a kernel that takes turns at a GPU gives it to one that waits
 	maxConfig      = 96 << 10        // bytes of the supervisor's configuration: Linux accepts 128 KiB in one variable
 	maxEnvironment = 1 << 20         // bytes of all of the kernel's variables: etcd accepts 1.5 MiB for the whole pod
 )

@@ -1,6 +1,7 @@
 package podbuild
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -101,6 +102,9 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	default:
 		cfg.GPUSamples.Every, cfg.GPUProgram = api.GPUSampleInterval, gpuProgram
 	}
+	if b.req.Flavor != nil && b.req.Flavor.Park {
+		cfg.GPUSamples.Park = b.park()
+	}
 	text, err := json.Marshal(cfg)
 	if err != nil {
 		return err
@@ -115,6 +119,14 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 		}
 	}
 	return nil
+}
+
+// park returns when a kernel gives a GPU back at which it takes turns with those of other pods.
+func (b *builder) park() api.Park {
+	p := b.o.Park
+	p.Shared, p.Last, p.Idle = true, b.req.Job, cmp.Or(p.Idle, parkIdle)
+	p.Never = b.req.Job || b.ext.Park != nil && !*b.ext.Park
+	return p
 }
 
 // workingDir returns the directory that the client wants, or "" for the container's own.

@@ -40,6 +40,7 @@ type Extension struct {
 
 	Cull   kernelspecs.CullTimes `json:"cull,omitzero"`
 	Limits kernelspecs.Limits    `json:"limits,omitzero"`
+	Park   *bool                 `json:"park,omitempty"` // false: it keeps a GPU that it takes turns at; nil: as true
 
 	Image            string                        `json:"image,omitempty"`
 	ImagePullPolicy  corev1.PullPolicy             `json:"imagePullPolicy,omitempty"`
@@ -128,7 +129,7 @@ func (p *Policy) Read(spec kernelspecs.Spec, owner, image string) (Extension, []
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
 	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.CullTimes{}, kernelspecs.Limits{}
-	podKeys.Profiles, podKeys.Warm = nil, 0
+	podKeys.Profiles, podKeys.Warm, podKeys.Park = nil, 0, nil
 	if reflect.ValueOf(podKeys).IsZero() && image == "" {
 		return e, problems
 	}

@@ -102,6 +102,11 @@ func (c *Client) SetNodeNotice(ctx context.Context, text string) error {
 	return c.tell(ctx, http.MethodPut, "/node-notice", map[string]string{"text": text})
 }
 
+// SetSeat tells the supervisor of its kernel's turn at a GPU that pods share. An error means that it may have heard it.
+func (c *Client) SetSeat(ctx context.Context, n SeatNews) error {
+	return c.tell(ctx, http.MethodPut, "/seat", n)
+}
+
 // tell sends a request whose answer has no body.
 func (c *Client) tell(ctx context.Context, method, route string, body any) error {
 	b, err := json.Marshal(body)

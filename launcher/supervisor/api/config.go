@@ -274,6 +274,9 @@ func (c *Config) Validate() error {
 	case c.LogKeepFree < 0 || c.LogKeepFree > 99:
 		return fmt.Errorf("log_keep_free is %d, not a percentage", c.LogKeepFree)
 	}
+	if c.GPUSamples.Park.Shared && (c.ChildSocket == "" || c.SameMachine || c.SpillDir == "" || c.GPUSamples.Every == 0) {
+		return fmt.Errorf("gpu_samples.park.shared is allowed only in a pod, with spill_dir and gpu_samples.every")
+	}
 	if err := c.GPUSamples.Park.Validate(); err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 // back. The zero value parks no kernel. Package parking has the rules.
 type Park struct {
 	Never      bool          `json:"never,omitempty"`       // whatever the rest says
+	Shared     bool          `json:"shared,omitempty"`      // in a pod: gateways lend the GPU, see Seat; also with Never
+	Last       bool          `json:"last,omitempty"`        // with Shared: it waits behind all others, as a job
 	Idle       time.Duration `json:"idle,omitempty"`        // idle time after which another kernel gets the GPU; 0: never
 	After      time.Duration `json:"after,omitempty"`       // idle time after which it is given back in any case; 0: never
 	IdleMemory int64         `json:"idle_memory,omitempty"` // bytes; with more, After does not count; 0: 8 GiB

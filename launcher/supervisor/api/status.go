@@ -36,6 +36,7 @@ type Status struct {
 	Memory       int64     `json:"memory,omitempty"`     // as in Model; a change of it alone sends no line
 	LastDeath    Death     `json:"last_death,omitzero"`  // as in Model
 	Parked       Parked    `json:"parked,omitzero"`      // as in Model
+	Seat         *Seat     `json:"seat,omitempty"`       // its turn at a GPU that pods share; nil: it takes none
 	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 

@@ -1,16 +1,14 @@
 // Package gpumemory has NVIDIA's driver save and restore the GPU memory of a kernel's process, through ekg-gpu beside
-// the kernel. It says which messages need that memory, and whether there is room to save it. Package parker decides
-// when a kernel is parked. The package starts no goroutine. Begin with Driver.Ask.
+// the kernel. It says which messages need that memory. Package parker decides when a kernel is parked. The package
+// starts no goroutine. Begin with Driver.Ask.
 package gpumemory
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
@@ -21,9 +19,6 @@ const (
 
 	// Pause is the time between two attempts to restore, or to learn the state.
 	Pause = 200 * time.Millisecond
-
-	// savedContext is what the process grows by when it is saved, beside its GPU memory: see docs/gpu-measured.md.
-	savedContext = 600 << 20
 )
 
 // Process is the kernel's process, as package starter has it.
@@ -64,7 +59,7 @@ func limitOf(memory int64) time.Duration {
 // if there is none in time, or ctx has ended.
 func (d *Driver) Ask(ctx context.Context, p Process, do gpu.Action, memory int64) gpu.Answer {
 	id, limit := jupyter.NewID(), limitOf(memory)
-	p.AskGPU(process.GPUCommand{ID: id, Do: do, Limit: limit})
+	p.AskGPU(process.GPUCommand{ID: id, Do: do, Limit: limit, Memory: memory})
 	t := time.NewTimer(limit + askLimit/2) // its child may be away, or older
 	defer t.Stop()
 	why := ""
@@ -97,20 +92,6 @@ func (d *Driver) Settle(ctx context.Context, p Process, do gpu.Action, memory in
 		a = d.Ask(ctx, p, gpu.Look, memory)
 	}
 	return a
-}
-
-// NoRoom says why so many bytes of the GPU's memory of a process cannot be kept in the machine's memory. "" means that
-// they can.
-func NoRoom(pid int, memory int64) string {
-	needs := memory + memory/10 + savedContext
-	room, err := cgroup.Headroom(pid)
-	switch {
-	case err != nil:
-		return "the free memory is not known: " + err.Error()
-	case room < needs:
-		return fmt.Sprintf("its GPU memory needs %d MiB of the machine's memory, and %d MiB are free", needs>>20, room>>20)
-	}
-	return ""
 }
 
 // Needs reports whether a kernel needs its GPU memory for a message. The others do not run the user's code.

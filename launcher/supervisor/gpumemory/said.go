@@ -28,6 +28,8 @@ const (
 func CauseOf(e *gpu.CUDAError) api.ParkCause {
 	switch {
 	case e == nil:
+	case e.NoRoom:
+		return api.CauseMemory
 	case e.Computes():
 		return api.CauseComputes
 	case e.Call != "":

@@ -2,6 +2,7 @@ package gpumemory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,7 +17,8 @@ type Seat interface {
 	Return() error
 	// Keep says to those who wait until when the kernel keeps its GPU; zero: it does not. The GPU must be its own.
 	Keep(until time.Time) error
-	// Kept returns until when another kernel keeps the GPU, as it has said; zero: none has.
+	// Kept returns until when another kernel keeps the GPU, as it has said; zero: none has. An Unknown says why nothing is
+	// known of other kernels.
 	Kept() (time.Time, error)
 	// Wanted reports whether another kernel waits for the GPU.
 	Wanted() bool
@@ -50,13 +52,24 @@ func (k *Kept) Say(seat Seat, owns bool, until time.Time) error {
 	return seat.Keep(until)
 }
 
+// Unknown is an error of Seat.Kept: why it is not known who has the GPU and who waits for it.
+type Unknown string
+
+// Error returns the reason.
+func (u Unknown) Error() string { return string(u) }
+
 // Waits returns why a kernel waits for its GPU with so many kernels before it.
 func Waits(seat Seat, before int) string {
 	text := "another kernel has it"
 	if before > 0 {
 		text = fmt.Sprintf("%d other kernels are before this one", before)
 	}
-	if until, err := seat.Kept(); err == nil && !until.IsZero() {
+	until, err := seat.Kept()
+	var unknown Unknown
+	if errors.As(err, &unknown) {
+		return unknown.Error()
+	}
+	if err == nil && !until.IsZero() {
 		text += ", and it is kept until " + api.ShownTime(until)
 	}
 	return text

@@ -189,7 +189,7 @@ func (l *life) save(ctx context.Context) {
 	case a.Failure != nil:
 		why, cause = a.Failure.Error(), gpumemory.CauseOf(a.Failure)
 	case a.State == gpu.CUDARunning && l.SameMachine:
-		why = gpumemory.NoRoom(l.proc.PID(), memory)
+		why = process.NoRoom(l.proc.PID(), memory)
 	}
 	wanted := l.seat.Wanted()
 	l.Mu.Lock()

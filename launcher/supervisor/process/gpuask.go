@@ -3,11 +3,13 @@ package process
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"sync"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
@@ -16,6 +18,27 @@ type GPUCommand struct {
 	ID    string        `json:"id"` // comes back in the answer
 	Do    gpu.Action    `json:"do"`
 	Limit time.Duration `json:"limit"` // nanoseconds; without an answer by then, ekg-gpu is killed
+
+	// Memory is how much of the GPU's memory the process has, in bytes. It is not saved if the machine's memory, or that
+	// of the container, has no room for it. 0: that is not checked.
+	Memory int64 `json:"memory,omitempty"`
+}
+
+// savedContext is what the process grows by when it is saved, beside its GPU memory: see docs/gpu-measured.md.
+const savedContext = 600 << 20
+
+// NoRoom says why so many bytes of the GPU's memory of a process cannot be kept in the machine's memory. "" means that
+// they can.
+func NoRoom(pid int, memory int64) string {
+	needs := memory + memory/10 + savedContext
+	room, err := cgroup.Headroom(pid)
+	switch {
+	case err != nil:
+		return "the free memory is not known: " + err.Error()
+	case room < needs:
+		return fmt.Sprintf("its GPU memory needs %d MiB of the machine's memory, and %d MiB are free", needs>>20, room>>20)
+	}
+	return ""
 }
 
 // NoGPUProgram is the text of a failure that says that nothing was asked. ekg-gpu is started again then.
@@ -34,8 +57,14 @@ type gpuCommands struct {
 }
 
 // AskGPU hands a command to ekg-gpu, which WatchGPUs has started. Options.GPUAnswer gets one answer, with the state
-// gpu.CUDAUnanswered if ekg-gpu ends before.
+// gpu.CUDAUnanswered if ekg-gpu ends before, and gpu.CUDAUnknown if it was not asked.
 func (p *Process) AskGPU(c GPUCommand) {
+	if c.Do == gpu.Save && c.Memory > 0 {
+		if why := NoRoom(p.leader, c.Memory); why != "" {
+			p.answered(gpu.Answer{ID: c.ID, State: gpu.CUDAUnknown, Failure: &gpu.CUDAError{Text: why, NoRoom: true}})
+			return
+		}
+	}
 	if !p.asked.ask(c, p.leader) {
 		goroutines.Wake(p.asked.wanted)
 		p.answered(gpu.Answer{ID: c.ID, State: gpu.CUDAUnknown, Failure: &gpu.CUDAError{Text: NoGPUProgram}})

@@ -158,6 +158,16 @@ func (h *routes) putWaiting(w http.ResponseWriter, r *http.Request) error {
 	return noContent(w, h.kernel.SetWaiting(reported))
 }
 
+// putSeat stores whose turn it is at the GPU that the kernel shares.
+func (h *routes) putSeat(w http.ResponseWriter, r *http.Request) error {
+	var n api.SeatNews
+	if err := readBody(w, r, 4<<10, &n); err != nil || n.Grant < 0 || n.Before < 0 {
+		return Error{http.StatusBadRequest, `the body is not {"grant": number, "wanted": true or false, ...}`}
+	}
+	n.Problem = api.PlainText(n.Problem, reportText)
+	return noContent(w, h.kernel.SetSeatNews(n))
+}
+
 // putNodeNotice stores why the kernel's node will go away soon. The pod and its kernel still run.
 func (h *routes) putNodeNotice(w http.ResponseWriter, r *http.Request) error {
 	var body struct {

@@ -58,6 +58,8 @@ type Kernel interface {
 	Assign(ctx context.Context, a api.Assignment) error
 	// SetWaiting stores what the cluster reports about the kernel's container.
 	SetWaiting(reported api.Waiting) error
+	// SetSeatNews stores what a gateway says of the kernel's turn at a GPU that pods share.
+	SetSeatNews(n api.SeatNews) error
 	// SetNodeNotice shows why the kernel's node will go away soon. "" ends that.
 	SetNodeNotice(text string)
 }
@@ -141,6 +143,7 @@ func New(k Kernel, o Options) http.Handler {
 	handle("PUT /api/kernels/{id}/limits", h.putLimits)
 	handle("PUT /api/kernels/{id}/waiting", h.putWaiting)
 	handle("PUT /api/kernels/{id}/node-notice", h.putNodeNotice)
+	handle("PUT /api/kernels/{id}/seat", h.putSeat)
 	handle("/", func(http.ResponseWriter, *http.Request) error {
 		return Error{http.StatusNotFound, "no such route"}
 	})

@@ -12,7 +12,7 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list, patch, update, delete]
-# The leases of the gateways that clean up and that decide about limits.
+# The leases of the gateways that clean up and that decide about limits, and of GPUs at which pods take turns.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
