@@ -17,7 +17,6 @@ import (
 // gateways end. It starts when the first kernel has been killed while no gateway ran, and runs the cell that waited.
 func TestE2E_LocalGPU(t *testing.T) {
 	t.Parallel() // it mostly waits
-	const oneGPU = `{"name": "python3", "env": {"KERNEL_GPUS": "1"}}`
 	const reason = "it waits for a GPU: 1 of 1 are held by other kernels"
 	const shows = `import os; print("sees", os.environ.get("CUDA_VISIBLE_DEVICES"))`
 	nvml := newFakeNVML(t)

@@ -104,7 +104,7 @@ var (
 		"Kernels that keep their GPU although they may be parked (state failed), by cause: memory, processes, computes, " +
 			"driver, program or other."})
 	metricParkWait = scraped(Metric{"ekg_park_wait_seconds", "histogram", nil, true,
-		"Time for which kernels that had given their GPU back have waited for it. The count is how often kernels woke, " +
+		"Time for which kernels without their GPU have waited for it. The count is how often kernels took it, " +
 			"except for those that took a free GPU ahead of a cell."})
 	metricParkRestore = scraped(Metric{"ekg_park_restore_seconds", "histogram", nil, true,
 		"Time that it has taken to restore the GPU memory of parked kernels, once they had their GPU."})

@@ -9,6 +9,7 @@ type Held struct {
 	Healthy     bool     `json:"healthy"`
 	Error       string   `json:"error,omitempty"` // why it is not healthy
 	Holders     []Holder `json:"holders"`
+	Pinned      []string `json:"-"` // ids of kernels that take it when they need it, whether they hold it now or not
 }
 
 // Holder is a kernel that holds a GPU.

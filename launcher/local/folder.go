@@ -79,7 +79,8 @@ type record struct {
 	GPUs   gpu.Amount    `json:"gpus,omitempty"`   // that it asks for
 	Want   *devices.Want `json:"want,omitempty"`   // what is assigned to it; nil: nothing
 
-	Job bool `json:"job,omitempty"` // launcher.Request.Job
+	Job   bool `json:"job,omitempty"`   // launcher.Request.Job
+	Parks bool `json:"parks,omitempty"` // its GPU may be given back before its end
 }
 
 // processIDs is process.json. It is written when the kernel's process is known. Until then, the kernel's lock says

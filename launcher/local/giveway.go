@@ -12,14 +12,14 @@ import (
 )
 
 // Warm kernels hold GPUs only while no other kernel needs them. launcher.GiveWay decides which of them end for a kernel
-// that waits. While any kernel waits, none is started.
+// that waits. While any kernel waits, none is started. None takes a GPU that other kernels are pinned to.
 
 // gaveWayReason is the reason of such an end.
 const gaveWayReason = "a kernel waits for its GPU"
 
-// giveWay ends warm kernels whose GPUs are enough for a kernel that waits. Kernels that go before it get the promised
-// GPUs. It ends none if some are being ended that are enough.
-func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
+// giveWay ends warm kernels whose GPUs are enough for a kernel that waits, or is pinned to one. Some GPUs are not for
+// it. It ends none if some are being ended that are enough.
+func (l *Launcher) giveWay(k *kernel, notFor func(uuid string) bool) {
 	warm, err := l.warm.holders()
 	if err != nil {
 		l.log.Warn("warm kernels do not give way; this is tried again", logkey.Kernel, k.id, logkey.Err, err)
@@ -35,7 +35,7 @@ func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
 		}
 		return
 	}
-	all = slices.DeleteFunc(all, func(h gpu.Held) bool { return promised[h.UUID] })
+	all = slices.DeleteFunc(all, func(h gpu.Held) bool { return notFor(h.UUID) })
 	_, ends := launcher.GiveWay([]launcher.Place{room(*k.rec.Want, all, warm)})
 	for _, w := range warm {
 		if e := w.warmEntry; slices.Contains(ends, e.ID) && l.warm.end(e.ID, gaveWayReason, false) {
@@ -77,7 +77,7 @@ func room(want devices.Want, all []gpu.Held, warm []warmHolder) launcher.Place {
 	var p launcher.Place
 	for _, w := range slices.Backward(warm) {
 		if w.ending {
-			all = without(all, w.ID)
+			all = devices.Without(all, w.ID)
 		} else if holds(all, w.ID) {
 			p.Ends = append(p.Ends, w.ID)
 		}
@@ -85,7 +85,7 @@ func room(want devices.Want, all []gpu.Held, warm []warmHolder) launcher.Place {
 	p.Fits = func(ends []string) bool {
 		left := all
 		for _, id := range ends {
-			left = without(left, id)
+			left = devices.Without(left, id)
 		}
 		free, _ := want.Room(left)
 		return free > 0
@@ -113,6 +113,7 @@ func (w *warmStore) WhyNot(kind warmKind) string {
 	if err != nil {
 		return err.Error()
 	}
+	all = slices.DeleteFunc(all, func(h gpu.Held) bool { return len(h.Pinned) > 0 }) // kernels take it when they need it
 	if free, _ := want.Room(all); free == 0 {
 		return launcher.NoGPUIsFree
 	}
@@ -122,7 +123,7 @@ func (w *warmStore) WhyNot(kind warmKind) string {
 // withoutWarm returns GPUs as if warm kernels held none, since these give way.
 func withoutWarm(all []gpu.Held, warm []warmHolder) []gpu.Held {
 	for _, w := range warm {
-		all = without(all, w.ID)
+		all = devices.Without(all, w.ID)
 	}
 	return all
 }

@@ -3,16 +3,21 @@ package local
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // GPUWaits implements launcher.GPUViewer. It leaves out the kernels of jobs.
 func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
-	all := l.lender.People()
-	if len(all) == 0 {
+	starts := l.lender.People()
+	l.mu.Lock()
+	runs := l.kernels.waking(l.timing.now())
+	l.mu.Unlock()
+	if len(starts)+len(runs) == 0 {
 		return nil, nil
 	}
 	held, _, err := l.lender.Held(ctx)
@@ -24,41 +29,26 @@ func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 		return nil, err
 	}
 	held = withoutWarm(held, warm)
-	waits := make([]launcher.GPUWait, len(all))
-	for i, w := range all {
-		waits[i] = launcher.GPUWait{Kernel: w.Kernel, For: w.For, Holders: enough(w.Want, held)}
+	var waits []launcher.GPUWait
+	for _, w := range starts {
+		waits = append(waits, launcher.GPUWait{Kernel: w.Kernel, For: w.For, Holders: w.Want.Enough(held)})
+	}
+	for _, w := range runs { // only its own GPU is enough
+		own := slices.DeleteFunc(slices.Clone(held), func(h gpu.Held) bool { return !slices.Contains(h.Pinned, w.Kernel) })
+		waits = append(waits, launcher.GPUWait{Kernel: w.Kernel, For: w.For, Holders: w.Want.Enough(own)})
 	}
 	slices.SortFunc(waits, launcher.LongestFirst)
 	return waits, nil
 }
 
-// enough returns the kernels whose end would each leave enough GPUs. There are none if enough are free already.
-func enough(want devices.Want, held []gpu.Held) (kernels []string) {
-	if free, _ := want.Room(held); free > 0 {
-		return nil
-	}
-	tried := map[string]bool{"": true}
-	for _, h := range held {
-		for _, holder := range h.Holders {
-			if tried[holder.Kernel] {
-				continue
-			}
-			tried[holder.Kernel] = true
-			if free, _ := want.Room(without(held, holder.Kernel)); free > 0 {
-				kernels = append(kernels, holder.Kernel)
-			}
+// waking returns the kernels that run and wait for their GPU, without those of jobs.
+func (r *registry) waking(now time.Time) (all []lend.Wait) {
+	for _, k := range r.ordered {
+		parked := &k.supervisor.Status.Parked
+		since, err := time.Parse(api.TimeFormat, parked.Since)
+		if err == nil && parked.State == api.GPUWaking && k.livesLocked() && k.rec.Want != nil && !k.rec.Job {
+			all = append(all, lend.Wait{Kernel: k.id, Want: *k.rec.Want, For: now.Sub(since)})
 		}
 	}
-	return kernels
-}
-
-// without returns GPUs as if a kernel held none.
-func without(held []gpu.Held, kernel string) []gpu.Held {
-	left := slices.Clone(held)
-	for i := range left {
-		left[i].Holders = slices.DeleteFunc(slices.Clone(left[i].Holders), func(h gpu.Holder) bool {
-			return h.Kernel == kernel
-		})
-	}
-	return left
+	return all
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/changes"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/lend"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -43,7 +44,8 @@ type kernel struct {
 
 func (l *Launcher) newKernel(rec record) *kernel {
 	dir := l.layout.kernel(rec.ID)
-	return &kernel{id: rec.ID, dir: dir, rec: rec, place: l.lender.Place(rec.ID, dir, rec.Want, rec.Job),
+	as := devices.Borrower{Kernel: rec.ID, Job: rec.Job, Parks: rec.Parks && !rec.Job, Warm: rec.Warm != ""}
+	return &kernel{id: rec.ID, dir: dir, rec: rec, place: l.lender.Place(as, dir, rec.Want),
 		turn: make(chan struct{}, 1), supervisor: follow.NewSupervisor()}
 }
 

@@ -112,7 +112,7 @@ func (l *Launcher) tryWaiting(t lend.Turn) (looked bool) {
 	if err != nil {
 		l.markWaiting(k, since, err)
 		if errors.As(err, new(*devices.BusyError)) {
-			l.giveWay(k, t.Promised)
+			l.giveWay(k, func(uuid string) bool { return t.Promised[uuid] })
 		}
 		return true
 	}
@@ -181,6 +181,9 @@ func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, l
 		l.lender.Equip(cfg, loan)
 		held = loan.Files
 		defer loan.Close()
+		if loan.Pinned {
+			l.giveWay(k, func(uuid string) bool { return uuid != loan.Devices[0] })
+		}
 	}
 	err := l.layout.keepState(k.id, configFile, cfg)
 	if err == nil {

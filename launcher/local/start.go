@@ -214,6 +214,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		GPUSamples:   api.GPUSamples{Park: api.Park{Never: req.Job || ext.Park != nil && !*ext.Park}},
 	}
 	cfg.SetVersion()
+	rec.Parks = !cfg.GPUSamples.Park.Never
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
 	}

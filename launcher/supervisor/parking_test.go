@@ -69,6 +69,8 @@ func (s *testSeat) Owns() (bool, error) {
 	return s.own, nil
 }
 
+func (s *testSeat) TakeFree() (bool, error) { return s.Owns() }
+
 func (s *testSeat) Return() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,6 @@
 // A stand-in for NVIDIA's library, so that ekg-gpu can be run where there is no GPU: one GPU that does what the file "use" beside the
 // library says, which is a line of three numbers: the percentage of its time in which it computes, a process id, and the percentage for that process.
-// A fourth one has the MiB of its memory that are in use (1024 without it).
+// A fourth one has the MiB of its memory that are in use (1024 without it). A fifth one is how many such GPUs there are (1 without it).
 // It has what ekg-gpu calls, with the signatures of NVML 12 (nvml.h).
 //
 //	cc -shared -fPIC -o libnvidia-ml.so.1 nvml.c
@@ -19,6 +19,7 @@ struct process_sample { unsigned pid; unsigned long long at; unsigned sm, memory
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 
 static unsigned long long mib;
+static unsigned gpus;
 
 static int use(unsigned *all, unsigned *pid, unsigned *its)
 {
@@ -32,7 +33,8 @@ static int use(unsigned *all, unsigned *pid, unsigned *its)
 	if (!f)
 		return UNKNOWN;
 	mib = 1024;
-	int n = fscanf(f, "%u %u %u %llu", all, pid, its, &mib);
+	gpus = 1;
+	int n = fscanf(f, "%u %u %u %llu %u", all, pid, its, &mib, &gpus);
 	fclose(f);
 	return n >= 3 ? SUCCESS : UNKNOWN;
 }
@@ -52,9 +54,20 @@ static int none(unsigned *count) { *count = 0; return SUCCESS; }
 int nvmlInit_v2(void) { return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { return code == UNKNOWN ? "the file that says what the GPU does cannot be read" : "an error"; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return SUCCESS; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **device) { *device = (void *)use; return i ? NOT_FOUND : SUCCESS; }
-int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) { snprintf(uuid, size, "GPU-of-tests"); return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *n)
+{
+	unsigned all, pid, its;
+	int code = use(&all, &pid, &its);
+	*n = gpus;
+	return code;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **device) { *device = (void *)(1UL + i); return i < gpus ? SUCCESS : NOT_FOUND; }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size)
+{
+	unsigned long i = (unsigned long)device - 1;
+	snprintf(uuid, size, i ? "GPU-of-tests-%lu" : "GPU-of-tests", i);
+	return SUCCESS;
+}
 int nvmlDeviceGetName(void *device, char *name, unsigned size) { snprintf(name, size, "GPU of tests"); return SUCCESS; }
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *m)
 {

@@ -3,17 +3,20 @@
 // of them has ended. So nothing has to be cleaned up, and all Pools with one folder agree, also those of other
 // programs.
 //
-//	DIR/@lock    flocked while devices are chosen or looked at
-//	DIR/UUID     flocked exclusively by a kernel that has the device for itself, and shared by those that have a part
-//	DIR/UUID@N   flocked by the kernel that has part number N; N counts from 1
+//	DIR/@lock        flocked while devices are chosen or looked at
+//	DIR/UUID         flocked exclusively by a kernel that has it for itself, and shared by those that have a part
+//	DIR/UUID@N       flocked by the kernel that has part number N; N counts from 1
+//	DIR/UUID@pin@N   flocked by a kernel that is pinned to it, whether the kernel has it or not
 //
-// A kernel that has a whole device may give it back before its end, and take it again: see Seat and Waiter.
+// A kernel that has a whole device may give it back before its end, and take it again: see Seat and Waiter. It is
+// pinned to the device until its end. If it is not warm, it starts without the device, and takes it when it needs it.
 //
 // A locked file says which kernel holds it, and how large the kernel's part is. A file that nobody has locked means
 // nothing. The package starts no goroutine.
 package devices
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,14 +35,18 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
-const poolLock = "@lock"
+const (
+	poolLock = "@lock"
+	pinMark  = "@pin" // behind a UUID, before the number of a pin
+)
 
-// Loan is what a kernel holds. The locks of Files are held until every process that has inherited them has ended, or
-// until one of them calls Return. Its methods may not be called concurrently.
+// Loan is what a kernel holds, or what it is pinned to. The locks of Files are held until every process that has
+// inherited them has ended, or until one of them calls Return. Its methods may not be called concurrently.
 type Loan struct {
 	Devices []string // UUIDs, the order for CUDA_VISIBLE_DEVICES
 	Memory  int64    // bytes of the part of each device; 0: whole devices, or unknown
 	Share   gpu.Amount
+	Pinned  bool // the kernel is pinned to the only device, and has not got it
 	Files   []*os.File
 }
 
@@ -84,6 +91,13 @@ type state struct {
 	alone   bool       // a kernel has it for itself
 	free    int        // the smallest number of a part that nobody has
 	holders []gpu.Holder
+	pinned  []string // kernels that are pinned to it
+	freePin int      // the smallest number of a pin that none has
+}
+
+// stays reports whether kernels hold the unit that do not give it back.
+func (s *state) stays() bool {
+	return slices.ContainsFunc(s.holders, func(h gpu.Holder) bool { return !slices.Contains(s.pinned, h.Kernel) })
 }
 
 // fits reports whether the unit can be lent now.
@@ -106,17 +120,25 @@ type Borrower struct {
 	Kernel string
 	Since  time.Time // it has waited since then; zero: it has not waited, and goes behind all that wait
 	Job    bool      // it goes behind all kernels that are not those of jobs
+	Parks  bool      // it gives a whole GPU back while it does not use it
+	Warm   bool      // it has no owner yet, and takes no GPU that other kernels are pinned to
 	Prefer []string  // UUIDs that it would have first
 }
 
 // Lend lends what a kernel wants. Units in except, and those for which a kernel waits that goes before, are not lent.
-// Of the rest it prefers those with the most left. The error is a *NeverError if the machine does not have so much, and
-// a *BusyError if others hold it.
+// Of the rest it prefers those that the fewest kernels are pinned to, and then those with the most left.
+//
+// A kernel that parks, asks for one whole GPU and is not warm is only pinned to one. That may be held, or promised to
+// others. It is chosen by the same rules, but a GPU whose holder does not give it back comes last.
+//
+// The error is a *NeverError if the machine does not have so much, and a *BusyError if others hold it.
 func (p *Pool) Lend(ctx context.Context, to Borrower, list gpu.List, w Want, except map[string]bool) (*Loan, error) {
 	matching, err := w.choose(list)
 	if err != nil {
 		return nil, err
 	}
+	parks := to.Parks && w.parks(matching)
+	chooses := parks && !to.Warm
 	unlock, err := p.lock(ctx)
 	if err != nil {
 		return nil, err
@@ -130,7 +152,7 @@ func (p *Pool) Lend(ctx context.Context, to Borrower, list gpu.List, w Want, exc
 	busy := &BusyError{want: w, total: len(matching)}
 	for _, u := range matching {
 		busy.Candidates = append(busy.Candidates, u.uuid)
-		s, err := p.look(u, parts[u.uuid])
+		s, err := p.look(u, parts)
 		if err != nil {
 			return nil, err
 		}
@@ -139,9 +161,11 @@ func (p *Pool) Lend(ctx context.Context, to Borrower, list gpu.List, w Want, exc
 			return nil, err
 		}
 		switch {
+		case chooses:
+			fitting = append(fitting, s)
 		case !s.fits(w.of(u)):
 			busy.held++
-		case except[u.uuid] || awaited:
+		case except[u.uuid] || awaited || to.Warm && len(s.pinned) > 0:
 			busy.promised++
 		default:
 			fitting = append(fitting, s)
@@ -156,27 +180,46 @@ func (p *Pool) Lend(ctx context.Context, to Borrower, list gpu.List, w Want, exc
 		}
 		return len(to.Prefer)
 	}
+	stays := func(s *state) int {
+		if s.stays() {
+			return 1
+		}
+		return 0
+	}
 	slices.SortStableFunc(fitting, func(a, b *state) int {
-		if d := place(a) - place(b); d != 0 {
-			return d
-		}
-		if d := a.used - b.used; d != 0 {
-			return int(d)
-		}
-		return int(max(-1, min(1, b.memory-a.memory)))
+		return cmp.Or(place(a)-place(b), stays(a)-stays(b), len(a.pinned)-len(b.pinned), int(a.used-b.used),
+			cmp.Compare(b.memory, a.memory))
 	})
-	loan := &Loan{}
+	loan := &Loan{Pinned: chooses}
 	for _, s := range fitting[:w.count()] {
-		if err := p.take(loan, s, to.Kernel, w.of(s.unit)); err != nil {
+		err := p.take(loan, s, to.Kernel, w.of(s.unit))
+		if err == nil && parks {
+			err = p.pin(loan, s, to.Kernel)
+		}
+		if err != nil {
 			loan.Return()
-			return nil, err
+			return nil, fmt.Errorf("%s cannot be lent: %w", s.uuid, err)
 		}
 	}
 	return loan, nil
 }
 
-// take adds a unit to a loan. The pool's lock is held.
+// pin pins a kernel to a unit. The pool's lock is held.
+func (p *Pool) pin(l *Loan, s *state, kernel string) error {
+	f, err := p.take1(l, fmt.Sprintf("%s%s@%d", s.uuid, pinMark, s.freePin), unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	return sign(f, holderText{Kernel: kernel, Share: gpu.One})
+}
+
+// take adds a unit to a loan, or only its file if the kernel is pinned. The pool's lock is held.
 func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
+	l.Devices, l.Share = append(l.Devices, s.uuid), share
+	if l.Pinned {
+		_, err := p.take1(l, s.uuid, 0)
+		return err
+	}
 	how, own := unix.LOCK_EX, s.uuid
 	if share < gpu.One {
 		how, own = unix.LOCK_SH, fmt.Sprintf("%s@%d", s.uuid, s.free)
@@ -186,14 +229,10 @@ func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
 	if err == nil && own != s.uuid {
 		device, err = p.take1(l, own, unix.LOCK_EX)
 	}
-	if err == nil {
-		err = sign(device, holderText{Kernel: kernel, Share: share})
-	}
 	if err != nil {
-		return fmt.Errorf("%s cannot be lent: %w", s.uuid, err)
+		return err
 	}
-	l.Devices, l.Share = append(l.Devices, s.uuid), share
-	return nil
+	return sign(device, holderText{Kernel: kernel, Share: share})
 }
 
 // sign writes who holds a unit, and how much of it, into the file that the holder has locked.
@@ -208,13 +247,16 @@ func sign(f *os.File, holder holderText) error {
 	return err
 }
 
-// take1 opens a file, locks it and adds it to a loan.
+// take1 opens a file, locks it and adds it to a loan. With a how of 0 it does not lock.
 func (p *Pool) take1(l *Loan, name string, how int) (*os.File, error) {
 	f, err := p.open(name)
 	if err != nil {
 		return nil, err
 	}
 	l.Files = append(l.Files, f)
+	if how == 0 {
+		return f, nil
+	}
 	return f, flock.Take(f, how)
 }
 
@@ -238,21 +280,29 @@ func (p *Pool) Held(ctx context.Context, list gpu.List) ([]gpu.Held, error) {
 		h := gpu.Held{UUID: u.uuid, Model: u.model, Profile: u.profile, MemoryTotal: u.memory,
 			Healthy: u.err == "", Error: u.err, Holders: []gpu.Holder{}}
 		if u.uuid != "" {
-			s, err := p.look(u, parts[u.uuid])
+			s, err := p.look(u, parts)
 			if err != nil {
 				return nil, err
 			}
-			h.Holders = append(h.Holders, s.holders...)
+			h.Holders, h.Pinned = append(h.Holders, s.holders...), s.pinned
 		}
 		all = append(all, h)
 	}
 	return all, nil
 }
 
-// look finds out who holds a unit, of which there are parts with these numbers. The pool's lock is held, so no other
+// look finds out who holds a unit, and who is pinned to it. parts are Pool.parts. The pool's lock is held, so no other
 // program looks or lends. Holders may end.
-func (p *Pool) look(u unit, numbers []int) (*state, error) {
-	s := &state{unit: u, free: 1}
+func (p *Pool) look(u unit, parts map[string][]int) (*state, error) {
+	s := &state{unit: u}
+	pins, freePin, err := p.having(u.uuid+pinMark, parts)
+	if err != nil {
+		return nil, err
+	}
+	s.freePin = freePin
+	for _, h := range pins {
+		s.pinned = append(s.pinned, h.Kernel)
+	}
 	locked, text, err := p.test(u.uuid, unix.LOCK_SH)
 	if err != nil {
 		return nil, err
@@ -262,23 +312,39 @@ func (p *Pool) look(u unit, numbers []int) (*state, error) {
 		s.holders = []gpu.Holder{{Kernel: text.Kernel, Share: gpu.One}}
 		return s, nil
 	}
-	for _, n := range numbers {
-		locked, text, err := p.test(fmt.Sprintf("%s@%d", u.uuid, n), unix.LOCK_EX)
-		switch {
-		case err != nil:
-			return nil, err
-		case locked:
-			s.used += text.Share
-			s.holders = append(s.holders, gpu.Holder{Kernel: text.Kernel, Share: text.Share})
-			if s.free == n {
-				s.free = n + 1
-			}
-		}
+	all, free, err := p.having(u.uuid, parts)
+	if err != nil {
+		return nil, err
+	}
+	s.free = free
+	for _, h := range all {
+		s.used += h.Share
+		s.holders = append(s.holders, gpu.Holder{Kernel: h.Kernel, Share: h.Share})
 	}
 	return s, nil
 }
 
-// parts returns the numbers of the parts that each unit has ever had, in ascending order.
+// having returns who has parts or pins, whose files begin with a name, and the smallest number that none has. The
+// pool's lock is held.
+func (p *Pool) having(name string, parts map[string][]int) (all []holderText, free int, err error) {
+	free = 1
+	for _, n := range parts[name] {
+		locked, text, err := p.test(fmt.Sprintf("%s@%d", name, n), unix.LOCK_EX)
+		switch {
+		case err != nil:
+			return nil, 0, err
+		case locked:
+			all = append(all, text)
+			if free == n {
+				free = n + 1
+			}
+		}
+	}
+	return all, free, nil
+}
+
+// parts returns the numbers of the parts that each unit has ever had, in ascending order. Those of its pins are behind
+// its UUID with pinMark.
 func (p *Pool) parts() (map[string][]int, error) {
 	entries, err := os.ReadDir(p.dir)
 	if err != nil {
@@ -286,9 +352,9 @@ func (p *Pool) parts() (map[string][]int, error) {
 	}
 	all := map[string][]int{}
 	for _, e := range entries {
-		uuid, text, _ := strings.Cut(e.Name(), "@")
-		if n, err := strconv.Atoi(text); err == nil && n > 0 {
-			all[uuid] = append(all[uuid], n)
+		at := strings.LastIndex(e.Name(), "@")
+		if n, err := strconv.Atoi(e.Name()[at+1:]); at > 0 && err == nil && n > 0 {
+			all[e.Name()[:at]] = append(all[e.Name()[:at]], n)
 		}
 	}
 	for _, numbers := range all {

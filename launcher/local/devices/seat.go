@@ -110,26 +110,49 @@ type Seat struct {
 	uuid   string
 	kernel string
 	lock   *os.File
+	pinned bool // others see that the kernel is pinned, and it has perhaps started without the unit
 }
 
-// NewSeat returns the seat of a kernel to which Pool.Lend has lent one whole GPU. The files are Loan.Files. For others
-// it returns nil. They cannot give their devices back before their end: NVIDIA's driver saves no instances (MIG).
+// NewSeat returns the seat of a kernel to which Pool.Lend has lent one whole GPU, or that it has pinned to one. The
+// files are Loan.Files. For others it returns nil. They cannot give their devices back before their end: NVIDIA's
+// driver saves no instances (MIG).
 func NewSeat(kernel string, files []*os.File) *Seat {
-	if len(files) != 1 {
+	if len(files) != 1 && len(files) != 2 {
 		return nil
 	}
-	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", files[0].Fd()))
-	if name := filepath.Base(path); err != nil || strings.Contains(name, "@") || strings.HasPrefix(name, "MIG-") {
+	path, uuid := pathOf(files[0])
+	if path == "" || strings.Contains(uuid, "@") || strings.HasPrefix(uuid, "MIG-") {
 		return nil
 	}
-	return &Seat{pool: &Pool{filepath.Dir(path)}, uuid: filepath.Base(path), kernel: kernel, lock: files[0]}
+	s := &Seat{pool: &Pool{filepath.Dir(path)}, uuid: uuid, kernel: kernel, lock: files[0], pinned: len(files) == 2}
+	if _, pin := pathOf(files[len(files)-1]); s.pinned && !strings.HasPrefix(pin, uuid+pinMark+"@") {
+		return nil
+	}
+	return s
+}
+
+// pathOf returns the path of an open file and its last element; "" if they are not known.
+func pathOf(f *os.File) (path, name string) {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return "", ""
+	}
+	return path, filepath.Base(path)
 }
 
 // Return gives the unit back.
 func (s *Seat) Return() error { return unix.Flock(int(s.lock.Fd()), unix.LOCK_UN) }
 
-// Owns reports whether the unit is the kernel's. A unit that is free becomes its own.
-func (s *Seat) Owns() (bool, error) {
+// Owns reports whether the unit is the kernel's. A free unit becomes its own, unless the kernel has a pin: then it
+// stays free until it is taken.
+func (s *Seat) Owns() (bool, error) { return s.take(!s.pinned) }
+
+// TakeFree takes the unit if it is free, whether others wait for it or not. It reports whether the unit is the
+// kernel's.
+func (s *Seat) TakeFree() (bool, error) { return s.take(true) }
+
+// take reports whether the unit is the kernel's. With free, a unit that is free becomes its own.
+func (s *Seat) take(free bool) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), seatTime)
 	defer cancel()
 	unlock, err := s.pool.lock(ctx)
@@ -137,6 +160,11 @@ func (s *Seat) Owns() (bool, error) {
 		return false, err
 	}
 	defer unlock()
+	if !free {
+		if locked, _, err := s.pool.test(s.uuid, unix.LOCK_SH); !locked || err != nil {
+			return false, err
+		}
+	}
 	switch err := flock.Take(s.lock, unix.LOCK_EX); {
 	case errors.Is(err, flock.ErrBusy):
 		return false, nil
@@ -213,7 +241,7 @@ func (t *Turn) Take() (taken bool, before int, err error) {
 	if before > 0 {
 		return false, before, nil
 	}
-	taken, err = t.seat.Owns()
+	taken, err = t.seat.TakeFree()
 	return taken, 0, err
 }
 

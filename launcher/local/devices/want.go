@@ -2,6 +2,7 @@ package devices
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
@@ -56,27 +57,15 @@ func (w Want) of(u unit) gpu.Amount {
 	return gpu.One
 }
 
+// parks reports whether the kernel asks for one whole GPU, which it may give back: NVIDIA's driver saves no instances.
+func (w Want) parks(matching []unit) bool {
+	return w.count() == 1 && !slices.ContainsFunc(matching, func(u unit) bool { return u.part || w.of(u) != gpu.One })
+}
+
 // Check returns a *NeverError if the machine does not have what the kernel asks for.
 func (w Want) Check(list gpu.List) error {
 	_, err := w.choose(list)
 	return err
-}
-
-// Room returns how many kernels that ask for the same fit on these units: now, and if nothing were lent.
-func (w Want) Room(held []gpu.Held) (free, total int) {
-	for _, h := range held {
-		u := unit{uuid: h.UUID, model: h.Model, profile: h.Profile, part: strings.HasPrefix(h.UUID, "MIG-"),
-			memory: h.MemoryTotal}
-		if !h.Healthy || !w.matches(u) {
-			continue
-		}
-		left, share := gpu.One, max(1, w.of(u))
-		for _, holder := range h.Holders {
-			left -= holder.Share
-		}
-		free, total = free+int(max(0, left)/share), total+int(gpu.One/share)
-	}
-	return free / w.count(), total / w.count()
 }
 
 // Size returns the GPUs that the kernel asks for, with a unit of unknown memory as a whole one.

@@ -142,8 +142,9 @@ func (l *Lender) Held(ctx context.Context) (all []gpu.Held, reason string, err e
 }
 
 // Lend lends what a kernel asks for that goes behind all that wait, also those that other gateways have made wait. It
-// prefers some GPUs. The loan is nil if the kernel asks for nothing. The error is a *devices.BusyError if the kernel
-// has to wait, and a *devices.NeverError if the machine does not have so much.
+// prefers some GPUs. A kernel that may be parked is only pinned to a GPU, so it does not wait; see Pool.Lend. The loan
+// is nil if the kernel asks for nothing. The error is a *devices.BusyError if the kernel has to wait, and a
+// *devices.NeverError if the machine does not have so much.
 func (l *Lender) Lend(ctx context.Context, p *Place, prefer []string) (*devices.Loan, error) {
 	if p == nil {
 		return nil, nil
@@ -151,20 +152,24 @@ func (l *Lender) Lend(ctx context.Context, p *Place, prefer []string) (*devices.
 	if err := l.opts.CatchUp(ctx); err != nil {
 		return nil, err
 	}
-	return l.lend(ctx, p, devices.Borrower{Kernel: p.id, Job: p.job, Prefer: prefer}, l.promised(p))
+	to := p.as
+	to.Prefer = prefer
+	return l.lend(ctx, p, to, l.promised(p))
 }
 
 // LendTo is Lend for a kernel that waits and has its turn.
 func (l *Lender) LendTo(ctx context.Context, t Turn) (*devices.Loan, error) {
+	to := t.as
 	l.mu.Lock()
-	since := t.since
+	to.Since = t.since
 	l.mu.Unlock()
-	return l.lend(ctx, t.Place, devices.Borrower{Kernel: t.id, Since: since, Job: t.job}, t.Promised)
+	return l.lend(ctx, t.Place, to, t.Promised)
 }
 
 func (l *Lender) lend(ctx context.Context, p *Place, to devices.Borrower, promised map[string]bool) (*devices.Loan,
 	error) {
 	list := l.List()
+	to.Parks = to.Parks && l.opts.Park.Idle > 0 && l.opts.Program != ""
 	ctx, cancel := context.WithTimeout(ctx, lockTime)
 	defer cancel()
 	loan, err := l.pool.Lend(ctx, to, list, p.want, promised)

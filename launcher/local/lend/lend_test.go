@@ -12,6 +12,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // machine is a machine with GPUs, and the kernels of one launcher that wait for them.
@@ -64,7 +65,7 @@ func (m *machine) try(turn Turn) bool {
 // place makes a kernel, which waits if it gets no GPU.
 func (m *machine) place(id string, job bool) *Place {
 	m.t.Helper()
-	p := m.l.Place(id, m.t.TempDir(), &devices.Want{}, job)
+	p := m.l.Place(devices.Borrower{Kernel: id, Job: job}, m.t.TempDir(), &devices.Want{})
 	loan, err := m.l.Lend(m.t.Context(), p, nil)
 	if err == nil {
 		m.loans[id] = loan
@@ -119,9 +120,10 @@ func TestLender_Order(t *testing.T) {
 // from a kernel of a person.
 func TestLender_Promised(t *testing.T) {
 	m := newMachine(t, "GPU-a", "GPU-b")
-	job := m.l.Place("job", t.TempDir(), &devices.Want{}, true)
+	job := m.l.Place(devices.Borrower{Kernel: "job", Job: true}, t.TempDir(), &devices.Want{})
 	job.Enter(m.now, nil)
-	person, other := m.l.Place("p", "", &devices.Want{}, false), m.l.Place("j", "", &devices.Want{}, true)
+	person := m.l.Place(devices.Borrower{Kernel: "p"}, "", &devices.Want{})
+	other := m.l.Place(devices.Borrower{Kernel: "j", Job: true}, "", &devices.Want{})
 	if len(m.l.promised(person)) != 0 || len(m.l.promised(other)) != 2 {
 		t.Errorf("a job keeps %v from a person, and %v from a job", m.l.promised(person), m.l.promised(other))
 	}
@@ -158,7 +160,7 @@ func TestLender_Busy(t *testing.T) {
 // TestPlace_Stored: a kernel keeps its place by a file of its folder. One without a place never waits.
 func TestPlace_Stored(t *testing.T) {
 	m := newMachine(t, "GPU-a")
-	p := m.l.Place("a", t.TempDir(), &devices.Want{}, false)
+	p := m.l.Place(devices.Borrower{Kernel: "a"}, t.TempDir(), &devices.Want{})
 	if _, stored := p.Stored(); stored || p.Waits() || p.Leave() {
 		t.Error("it waits")
 	}
@@ -183,8 +185,34 @@ func TestPlace_Stored(t *testing.T) {
 	if _, stored := p.Stored(); stored {
 		t.Error("a file that cannot be read makes a kernel wait")
 	}
-	none := m.l.Place("b", "", nil, false)
+	none := m.l.Place(devices.Borrower{Kernel: "b"}, "", nil)
 	if _, stored := none.Stored(); none != nil || stored || none.Waits() || none.Leave() {
 		t.Error("a kernel without a place waits")
+	}
+}
+
+// A start of a kernel that may be parked does not wait, if this launcher parks kernels at all.
+func TestLender_Parks(t *testing.T) {
+	for name, c := range map[string]struct {
+		park    api.Park
+		program string
+		pinned  bool
+	}{
+		"parked": {api.Park{Idle: time.Minute}, "/ekg-gpu", true}, "not parked": {api.Park{}, "/ekg-gpu", false},
+		"cannot be measured": {api.Park{Idle: time.Minute}, "", false},
+	} {
+		m := newMachine(t, "GPU-a")
+		m.l.opts.Park, m.l.opts.Program = c.park, c.program
+		m.place("job", true)
+		p := m.l.Place(devices.Borrower{Kernel: "p", Parks: true}, t.TempDir(), &devices.Want{})
+		loan, err := m.l.Lend(t.Context(), p, nil)
+		if c.pinned != (err == nil) || c.pinned && !loan.Pinned {
+			t.Errorf("%s: %+v, %v", name, loan, err)
+		}
+		// One that waits is pinned too, as when the launcher before did not park.
+		p.Enter(m.now, errors.New("it waits"))
+		if m.l.Round(); p.Waits() == c.pinned {
+			t.Errorf("%s: it waits: %v", name, p.Waits())
+		}
 	}
 }

@@ -30,10 +30,9 @@ const unknownWait = "it waits for a GPU"
 type Place struct {
 	// Fixed.
 	l    *Lender
-	id   string
-	dir  string // the kernel's folder
+	as   devices.Borrower // without Since and Prefer
+	dir  string           // the kernel's folder
 	want devices.Want
-	job  bool
 
 	// Guarded by Lender.mu. They have a meaning while the kernel waits.
 	since      time.Time
@@ -49,17 +48,17 @@ type Turn struct {
 	Promised map[string]bool // UUIDs of the GPUs that kernels get which go before it
 }
 
-// Place returns the place of a kernel, which does not wait at first; nil with a nil want. A job's kernel goes behind
-// all others.
-func (l *Lender) Place(id, dir string, want *devices.Want, job bool) *Place {
+// Place returns the place of a kernel with a folder, which does not wait at first; nil with a nil want. A job's kernel
+// goes behind all others. The kernel parks only if the Options say when.
+func (l *Lender) Place(as devices.Borrower, dir string, want *devices.Want) *Place {
 	if want == nil {
 		return nil
 	}
-	return &Place{l: l, id: id, dir: dir, want: *want, job: job}
+	return &Place{l: l, as: as, dir: dir, want: *want}
 }
 
 // ID returns the kernel's id.
-func (p *Place) ID() string { return p.id }
+func (p *Place) ID() string { return p.as.Kernel }
 
 // Store records in the kernel's folder that it waits from now on.
 func (p *Place) Store() (since time.Time, err error) {
@@ -75,7 +74,7 @@ func (p *Place) Stored() (since time.Time, stored bool) {
 	var text waitText
 	err := files.ReadJSON(filepath.Join(p.dir, WaitFile), &text)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.l.opts.Log.Warn("kernel does not wait any more", logkey.Kernel, p.id, logkey.Err, err)
+		p.l.opts.Log.Warn("kernel does not wait any more", logkey.Kernel, p.as.Kernel, logkey.Err, err)
 	}
 	return text.Since, err == nil
 }
@@ -108,7 +107,7 @@ func (p *Place) Enter(since time.Time, why error) (first, changed bool) {
 // Erase removes the record that a kernel waits from its folder. Its supervisor lives, or its end is on record.
 func (p *Place) Erase() {
 	if err := os.Remove(filepath.Join(p.dir, WaitFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.l.opts.Log.Warn("kernel still seems to wait", logkey.Kernel, p.id, logkey.Err, err)
+		p.l.opts.Log.Warn("kernel still seems to wait", logkey.Kernel, p.as.Kernel, logkey.Err, err)
 	}
 }
 
@@ -144,9 +143,10 @@ func (p *Place) announceLocked(pool *devices.Pool) {
 		if p.waiters[uuid] != nil {
 			continue
 		}
-		w, err := pool.Wait(uuid, p.since, p.job)
+		w, err := pool.Wait(uuid, p.since, p.as.Job)
 		if err != nil {
-			p.l.opts.Log.Warn("kernels that hold a GPU do not see that another waits", logkey.Kernel, p.id, logkey.Err, err)
+			p.l.opts.Log.Warn("kernels that hold a GPU do not see that another waits", logkey.Kernel, p.as.Kernel,
+				logkey.Err, err)
 			return
 		}
 		if p.waiters == nil {
@@ -199,8 +199,8 @@ func (l *Lender) People() (all []Wait) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for p := range l.waiting {
-		if !p.job {
-			all = append(all, Wait{p.id, p.want, now.Sub(p.since)})
+		if !p.as.Job {
+			all = append(all, Wait{p.as.Kernel, p.want, now.Sub(p.since)})
 		}
 	}
 	return all
@@ -214,7 +214,7 @@ func (l *Lender) inTurn() (all []*Place) {
 		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b *Place) int {
-		return cmp.Or(behind(a, b), a.since.Compare(b.since), cmp.Compare(a.id, b.id))
+		return cmp.Or(behind(a, b), a.since.Compare(b.since), cmp.Compare(a.as.Kernel, b.as.Kernel))
 	})
 	return all
 }
@@ -222,9 +222,9 @@ func (l *Lender) inTurn() (all []*Place) {
 // behind orders the kernels of jobs behind all others.
 func behind(a, b *Place) int {
 	switch {
-	case a.job == b.job:
+	case a.as.Job == b.as.Job:
 		return 0
-	case a.job:
+	case a.as.Job:
 		return 1
 	}
 	return -1
@@ -238,7 +238,7 @@ func (l *Lender) promised(to *Place) map[string]bool {
 	defer l.mu.Unlock()
 	all := map[string]bool{}
 	for p := range l.waiting {
-		if to.job || !p.job {
+		if to.as.Job || !p.as.Job {
 			l.promise(p, list, all)
 		}
 	}

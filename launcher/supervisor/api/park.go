@@ -47,7 +47,7 @@ func (p ParkState) GaveBack() bool { return p == GPUNone || p == GPUParked || p 
 
 // The states of a kernel's GPU. The kernel has a GPU while it is GPUHeld or GPUParking.
 const (
-	GPUNone    ParkState = "none"    // it has given the GPU back, and has nothing there
+	GPUNone    ParkState = "none"    // it has nothing on the GPU, and has given it back or not taken it yet
 	GPUHeld    ParkState = "held"    // the GPU is its own
 	GPUParking ParkState = "parking" // its GPU memory is being saved
 	GPUParked  ParkState = "parked"  // its GPU memory is saved, and the GPU was given back

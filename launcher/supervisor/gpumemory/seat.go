@@ -11,8 +11,10 @@ import (
 
 // Seat is a kernel's place at the one GPU that it is pinned to. It may be used concurrently.
 type Seat interface {
-	// Owns reports whether the GPU is the kernel's. A GPU that is free becomes its own.
+	// Owns reports whether the GPU is the kernel's. A kernel that is not pinned gets a GPU that is free.
 	Owns() (bool, error)
+	// TakeFree takes the GPU if it is free, whether others wait or not. It reports whether the GPU is the kernel's.
+	TakeFree() (bool, error)
 	// Return gives the GPU back.
 	Return() error
 	// Keep says to those who wait until when the kernel keeps its GPU; zero: it does not. The GPU must be its own.

@@ -15,7 +15,7 @@ func beginParked(t *testing.T) *kernel {
 	k := &kernel{cuda: gpu.CUDARunning, holds: true}
 	begin(t, k)
 	k.is(t, 2*time.Minute, api.GPUParked, "")
-	k.set(func() { k.alone = true })
+	k.set(func() { k.alone, k.bare = true, true }) // asking does not take it
 	return k
 }
 

@@ -120,12 +120,12 @@ func (l *life) passCallsLocked() {
 	l.proc.PassGPUCalls()
 }
 
-// findParked finds out what an earlier supervisor has left. It reports false if the kernel was killed, or has ended.
+// findParked finds out what the start or an earlier supervisor has left. Most kernels start without their GPU. It
+// reports false if the kernel was killed, or has ended.
 func (l *life) findParked(ctx context.Context) bool {
 	own, err := l.seat.Owns()
-	if err != nil {
+	if err != nil { // whatever needs the GPU takes it, also if it is the kernel's
 		l.Logger.Warn("it is not known who has the kernel's GPU", logkey.Err, err)
-		own = !l.adopted // its parent has taken it for this start, or holds it no more
 	}
 	state := api.GPUNone
 	if own {
@@ -312,7 +312,7 @@ func (l *life) takeFree() bool {
 	if l.seat.Wanted() {
 		return false
 	}
-	own, err := l.seat.Owns()
+	own, err := l.seat.TakeFree()
 	if err != nil {
 		l.Logger.Error("the kernel cannot take its GPU ahead of a cell", logkey.Err, err)
 	}

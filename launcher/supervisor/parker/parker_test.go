@@ -2,6 +2,7 @@ package parker
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"testing"
@@ -28,10 +29,12 @@ type kernel struct {
 	mu    sync.Mutex
 	use   activity.Use
 	cuda  gpu.CUDAState
-	holds bool // calls of CUDA wait
-	taken bool // another kernel has the GPU
-	alone bool // no other kernel wants the GPU
-	waits int  // how often it has joined the line for its GPU
+	holds bool  // calls of CUDA wait
+	taken bool  // another kernel has the GPU
+	alone bool  // no other kernel wants the GPU
+	waits int   // how often it has joined the line for its GPU
+	bare  bool  // asked who has the GPU, it is not the kernel's
+	fault error // of that question
 
 	restore time.Duration  // what a restore takes
 	failure *gpu.CUDAError // of each look
@@ -44,8 +47,14 @@ func (k *kernel) Exclusive(context.Context) (func(), error)       { return func(
 func (k *kernel) Leave()                                          {}
 func (k *kernel) PID() int                                        { return 1 }
 func (k *kernel) PassGPUCalls()                                   {}
-func (k *kernel) HoldsGPUCalls() (holds bool, why string)         { return k.holds, "calls cannot be held" }
 func (k *kernel) abort(*requests.Request, string, string, string) {}
+
+func (k *kernel) HoldsGPUCalls() (holds bool, why string) {
+	if !k.holds {
+		why = "calls cannot be held"
+	}
+	return k.holds, why
+}
 
 func (k *kernel) set(change func()) {
 	k.mu.Lock()
@@ -54,8 +63,13 @@ func (k *kernel) set(change func()) {
 }
 
 func (k *kernel) Owns() (owns bool, err error) {
-	k.set(func() { owns = !k.taken })
-	return owns, nil
+	k.set(func() { owns = !k.taken && !k.bare })
+	return owns, k.fault
+}
+
+func (k *kernel) TakeFree() (taken bool, err error) {
+	k.set(func() { taken = !k.taken })
+	return taken, nil
 }
 
 func (k *kernel) Wanted() (wanted bool) {
@@ -69,7 +83,7 @@ func (k *kernel) Wait(time.Time) (gpumemory.Turn, error) {
 }
 
 func (k *kernel) Take() (taken bool, before int, err error) {
-	taken, err = k.Owns()
+	taken, err = k.TakeFree()
 	return taken, 0, err
 }
 
@@ -137,6 +151,31 @@ func TestParker_CallsNotHeld(t *testing.T) {
 		k.cell(t)
 		k.is(t, 0, api.GPUHeld, "")
 	})
+}
+
+// A kernel that starts without its GPU takes it at its first call of CUDA. If calls cannot be held, its first cell
+// does.
+func TestParker_StartsWithout(t *testing.T) {
+	for name, fault := range map[string]error{"pinned": nil, "not known": errors.New("no lock")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := &kernel{cuda: gpu.CUDANone, holds: true, bare: true, fault: fault}
+				begin(t, k)
+				k.is(t, time.Second, api.GPUNone, "")
+				k.cell(t)
+				k.is(t, time.Second, api.GPUNone, "")
+				k.Called()
+				k.is(t, time.Second, api.GPUHeld, "")
+			})
+			synctest.Test(t, func(t *testing.T) {
+				k := &kernel{cuda: gpu.CUDANone, bare: true, fault: fault}
+				begin(t, k)
+				k.is(t, time.Second, api.GPUNone, "calls cannot be held")
+				k.cell(t)
+				k.is(t, time.Second, api.GPUHeld, "")
+			})
+		})
+	}
 }
 
 // What operators see: why a kernel cannot be parked, how long it has waited for its GPU, and how long the restore took.

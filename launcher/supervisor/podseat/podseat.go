@@ -165,6 +165,9 @@ func (s *Seat) Owns() (bool, error) {
 	return s.taken, nil
 }
 
+// TakeFree is Owns: no GPU is taken that was not granted.
+func (s *Seat) TakeFree() (bool, error) { return s.Owns() }
+
 // Return gives the GPU back.
 func (s *Seat) Return() error { return s.locked(s.giveBack) }
 

@@ -1,15 +1,14 @@
-package local
+package devices
 
 import (
 	"slices"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 )
 
-// TestEnough: the kernels whose end would each be enough for one that waits.
-func TestEnough(t *testing.T) {
+// TestWant_Enough: the kernels whose end would each be enough for one that waits.
+func TestWant_Enough(t *testing.T) {
 	half := gpu.One / 2
 	held := []gpu.Held{
 		{UUID: "GPU-a", Model: "T4", Healthy: true, Holders: []gpu.Holder{{Kernel: "a", Share: gpu.One}}},
@@ -19,20 +18,20 @@ func TestEnough(t *testing.T) {
 		{UUID: "GPU-d", Model: "A100", Healthy: true, Holders: []gpu.Holder{{Share: gpu.One}}},
 	}
 	for what, c := range map[string]struct {
-		want devices.Want
+		want Want
 		gets []string
 	}{
-		"a whole one": {devices.Want{}, []string{"a"}},
-		"a part":      {devices.Want{Share: half}, []string{"a", "b", "c"}},
-		"two":         {devices.Want{Count: 2}, nil},
-		"a model":     {devices.Want{Product: "A100"}, nil},
+		"a whole one": {Want{}, []string{"a"}},
+		"a part":      {Want{Share: half}, []string{"a", "b", "c"}},
+		"two":         {Want{Count: 2}, nil},
+		"a model":     {Want{Product: "A100"}, nil},
 	} {
-		if got := enough(c.want, held); !slices.Equal(got, c.gets) {
+		if got := c.want.Enough(held); !slices.Equal(got, c.gets) {
 			t.Errorf("%s: %v, want %v", what, got, c.gets)
 		}
 	}
 	held[1].Holders = held[1].Holders[:1]
-	if got := enough(devices.Want{Share: half}, held); got != nil {
+	if got := (Want{Share: half}).Enough(held); got != nil {
 		t.Errorf("there is room: %v", got)
 	}
 	if len(held[0].Holders) != 1 || held[0].Holders[0].Kernel != "a" {
