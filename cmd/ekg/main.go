@@ -19,7 +19,8 @@
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
-//	ekg kernelspec add SPEC    let programs of this machine use a gateway's kernelspec; remove NAME... removes it
+//	ekg kernelspec add SPEC    let programs of this machine use a gateway's kernelspec
+//	ekg kernelspec remove NAME remove what kernelspec add has written
 //	ekg relay                  be the process of such a kernel; programs start it
 //	ekg supervisor upgrade     replace the supervisors of running kernels by the installed version
 //	ekg completion SHELL       print a script for the completion of a shell

@@ -340,3 +340,36 @@ func FuzzPeer(f *testing.F) {
 		}
 	})
 }
+
+// TestSocket_Commands: a PING is answered between messages. Within a message it does not divide the message. A peer
+// that breaks the protocol is closed.
+func TestSocket_Commands(t *testing.T) {
+	s := listen(t, "tcp", Options{Type: Router, Receive: func(p *Peer, frames [][]byte) { p.Send(frames) }})
+	ping := append([]byte{flagCommand, 8}, "\x04PING\x00\x01x"...)
+	p := dial(t, s).shake("DEALER")
+	for _, b := range [][]byte{{flagMore, 1, 'a'}, ping, {0, 1, 'b'}, ping} {
+		if _, err := p.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := p.receive(); len(got) != 2 || got[0] != "a" || got[1] != "b" {
+		t.Errorf("got %q", got)
+	}
+	if _, command, err := p.r.next(); err != nil || string(command) != "\x04PONGx" {
+		t.Errorf("got %q, %v", command, err)
+	}
+	for name, b := range map[string][]byte{
+		"flags":             {0x80, 0},
+		"a command divided": {flagCommand | flagMore, 1, 0},
+		"a long context":    append([]byte{flagCommand, 7 + 17}, "\x04PING\x00\x01xxxxxxxxxxxxxxxxx"...),
+		"a length":          {flagLong, 0xff, 0, 0, 0, 0, 0, 0, 0},
+	} {
+		p := dial(t, s).shake("DEALER")
+		if _, err := p.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if frames, _, err := p.r.next(); err == nil {
+			t.Errorf("%s: got %q", name, frames)
+		}
+	}
+}

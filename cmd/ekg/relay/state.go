@@ -25,6 +25,7 @@ type connectionFile struct {
 	Stdin     int    `json:"stdin_port"`
 	Control   int    `json:"control_port"`
 	Heartbeat int    `json:"hb_port"`
+	Curve     string `json:"curve_publickey"`
 }
 
 func readConnectionFile(path string) (c connectionFile, err error) {
@@ -40,6 +41,9 @@ func readConnectionFile(path string) (c connectionFile, err error) {
 	}
 	if c.Transport != "" && c.Transport != "tcp" && c.Transport != "ipc" {
 		return c, fmt.Errorf("%s: the transport %q is neither tcp nor ipc", path, c.Transport)
+	}
+	if c.Curve != "" {
+		return c, fmt.Errorf("%s asks for CurveZMQ, which ekg relay does not speak", path)
 	}
 	return c, nil
 }

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 
+import jupyter_kernel_test
 import nbformat
 import papermill
 from jupyter_client import BlockingKernelClient
@@ -274,7 +276,36 @@ def says_why():
     assert done.returncode == 1 and re.search("no-such-program", done.stderr), done
 
 
-for f in (starts_and_ends, asks_for_input, buffers_pass, interrupts, restarts, two_programs, program_dies, nbclient_runs,
+class Suite(jupyter_kernel_test.KernelTests):
+    """The suite of jupyter_kernel_test, unmodified: it starts the kernelspec as a kernel of this machine."""
+
+    kernel_name = NAME
+    language_name = "python"
+    file_extension = ".py"
+    code_hello_world = "print('hello, world')"
+    code_stderr = "import sys; print('test', file=sys.stderr)"
+    completion_samples = [{"text": "isinst", "matches": {"isinstance"}}]
+    complete_code_samples = ["1", "def f(x):\n  return x*2\n\n\n"]
+    incomplete_code_samples = ["print('''hello", "def f(x):\n  x*2"]
+    invalid_code_samples = ["import = 7q"]
+    code_page_something = "zip?"
+    code_generate_error = "raise RuntimeError('wanted')"
+    code_execute_result = [{"code": "1+2+3", "result": "6"}]
+    code_display_data = [{"code": "from IPython.display import HTML, display; display(HTML('<b>test</b>'))",
+                          "mime": "text/html"}]
+    code_history_pattern = "1?2*"
+    supported_history_operations = ("tail", "search")
+    code_inspect_sample = "zip"
+    code_clear_output = "from IPython.display import clear_output; clear_output()"
+
+
+def kernel_suite():
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(Suite).run(result)
+    assert result.testsRun > 10 and result.wasSuccessful(), result.errors + result.failures
+
+
+for f in (starts_and_ends, kernel_suite, asks_for_input, buffers_pass, interrupts, restarts, two_programs, program_dies, nbclient_runs,
           papermill_runs, gateway_dies, takes_an_existing_kernel, says_why):
     if os.environ.get("EKG_ONLY", "") in ("", f.__name__):
         check(f.__name__, f)
