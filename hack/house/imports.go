@@ -430,6 +430,7 @@ var doors = []struct {
 			"launcher/supervisor/gaps",
 			"launcher/parking",
 			"launcher/kube/seats",
+			"launcher/supervisor/parker",
 		},
 	},
 	{

@@ -235,14 +235,15 @@ func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
 	return sign(device, holderText{Kernel: kernel, Share: share})
 }
 
-// sign writes who holds a unit, and how much of it, into the file that the holder has locked.
+// textSize is the size of a holder's text, in bytes. One that is shorter ends with spaces.
+const textSize = 512
+
+// sign writes who holds a unit, and how much of it, into the file that the holder has locked. Others read at any time,
+// so the text is never cut before it is written.
 func sign(f *os.File, holder holderText) error {
 	text, err := json.Marshal(holder)
 	if err == nil {
-		err = f.Truncate(0)
-	}
-	if err == nil {
-		_, err = f.WriteAt(text, 0)
+		_, err = f.WriteAt(fmt.Appendf(nil, "%-*s", textSize, text), 0)
 	}
 	return err
 }
@@ -378,7 +379,7 @@ func (p *Pool) test(name string, how int) (locked bool, text holderText, err err
 	case !errors.Is(err, flock.ErrBusy):
 		return false, text, err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, 1<<10))
+	b, err := io.ReadAll(io.LimitReader(f, 2*textSize))
 	if err != nil || json.Unmarshal(b, &text) != nil || text.Share <= 0 {
 		text.Share = gpu.One
 	}

@@ -22,7 +22,8 @@ const (
 	// time for the largest GPUs.
 	unknownMemory = 192 << 30
 
-	parkRetry = time.Minute            // after an attempt that failed, and until the kernel's use has changed
+	parkRetry = time.Minute            // after an attempt that failed, if the kernel's use has changed
+	parkAgain = 9 * time.Minute        // longer after it, if the kernel's use has not changed
 	waitLook  = 20 * time.Millisecond  // between two attempts to take the GPU
 	waitLater = 250 * time.Millisecond // after the first second
 	waitShown = 300 * time.Millisecond // a shorter wait is not shown
@@ -53,9 +54,9 @@ func (l *life) park(ctx context.Context) {
 	for ctx.Err() == nil {
 		l.Mu.Lock()
 		until := l.Use.KeepGPUUntil
-		save, wake, ahead, pause := false, false, false, parkRetry
+		save, forOther, wake, ahead, pause := false, false, false, false, parkRetry
 		if l.Owns() {
-			save, pause = l.due(false)
+			save, forOther, pause = l.due(false)
 		} else {
 			wake = l.needsGPU() // CUDA makes it wait
 			ahead, pause = l.expects()
@@ -65,8 +66,8 @@ func (l *life) park(ctx context.Context) {
 		if err := kept.Say(l.seat, owns, until); err != nil {
 			l.Logger.Error("kernels that wait do not see how long a GPU is kept", logkey.Err, err)
 		}
-		if owns && !save && pause == parkLook {
-			save = l.seat.Wanted() // it may be parked for another kernel
+		if forOther && !save {
+			save = l.seat.Wanted()
 		}
 		switch {
 		case save:
@@ -198,7 +199,7 @@ func (l *life) save(ctx context.Context) {
 		l.Mu.Unlock()
 		return
 	}
-	if due, _ := l.due(wanted); !due {
+	if due, _, _ := l.due(wanted); !due {
 		l.Mu.Unlock()
 		return // a message came, or the other kernel waits no more
 	}
@@ -249,8 +250,8 @@ func (l *life) awaitTaken(ctx context.Context) {
 	}
 }
 
-// keepGPULocked notes that the kernel was not parked. That is tried again when the kernel has done something. If only
-// ekg-gpu was not there, it is tried again in any case.
+// keepGPULocked notes that the kernel was not parked. That is tried again soon after the kernel has done something, and
+// later in any case: a process of the kernel may have ended. It is tried again at once if only ekg-gpu was not there.
 func (l *life) keepGPULocked(why string, cause api.ParkCause) {
 	if l.reason != why {
 		l.Logger.Info("the kernel keeps its GPU", logkey.Reason, why)

@@ -271,29 +271,30 @@ func (p *Parker) use() (u parking.Use) {
 	return u
 }
 
-// due reports whether the kernel is to be parked now, and otherwise how long it is until that may be. wanted says
-// whether another kernel waits for its GPU.
-func (p *Parker) due(wanted bool) (now bool, pause time.Duration) {
+// due reports whether the kernel is to be parked now. wanted says whether another kernel waits for its GPU. Otherwise it
+// reports whether it would be parked now for another one, and how long it is until the answer may change.
+func (p *Parker) due(wanted bool) (now, forOther bool, pause time.Duration) {
 	use, at := p.use(), p.Now()
+	retry := p.retry
 	if p.Use.Version() == p.failed {
-		return false, parkRetry // until something changes
+		retry = retry.Add(parkAgain)
 	}
-	if wait := p.retry.Sub(at); wait > 0 {
-		return false, wait
+	if wait := retry.Sub(at); wait > 0 {
+		return false, false, min(wait, parkRetry)
 	}
 	// The first moment at which it could be parked for another kernel; nobody else is asked before.
 	due, ok := p.settings.Due(use, true)
 	if !ok {
-		return false, parkRetry // until something changes
+		return false, false, parkRetry // until something changes
 	}
 	if wait := due.Sub(at); wait > 0 {
-		return false, min(wait, parkRetry)
+		return false, false, min(wait, parkRetry)
 	}
 	if wanted {
-		return true, 0
+		return true, true, 0
 	}
 	due, ok = p.settings.Due(use, false)
-	return ok && !at.Before(due), parkLook
+	return ok && !at.Before(due), true, parkLook
 }
 
 // Begin begins the Parker's part of a life of the kernel, whose process has just started or was adopted. giveUp ends a
