@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
+	"regexp"
 	"sync"
 	"time"
 
@@ -28,6 +28,9 @@ const (
 	// trusted is how long news count although another gateway cannot tell any.
 	trusted = 15 * time.Second
 )
+
+// wholeGPU matches the UUID of a GPU, and none of an instance (MIG). A Lease is named after it.
+var wholeGPU = regexp.MustCompile(`^GPU-[0-9A-Za-z]+(-[0-9A-Za-z]+){0,9}$`)
 
 // Seat is a kernel's place at the GPU that its pod sees. All methods may be called concurrently.
 type Seat struct {
@@ -112,13 +115,13 @@ func (s *Seat) Version() uint64 {
 	return s.version
 }
 
-// Say returns what gateways have to know. The devices are what the kernel's pod sees. Only one whole GPU can be shared
-// by turns. It may be called with any lock held.
+// Say returns what gateways have to know. The devices are what the kernel's pod sees: the first answer counts, since the
+// pod keeps its GPU and its user can forge them. Only one whole GPU can be shared by turns. It may be called with any
+// lock held.
 func (s *Seat) Say(devices []api.GPU) api.Seat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(devices) == 1 && !strings.HasPrefix(devices[0].UUID, "MIG-") && s.kept.GPU != devices[0].UUID &&
-		s.kept.Holds == 0 {
+	if s.kept.GPU == "" && len(devices) == 1 && wholeGPU.MatchString(devices[0].UUID) {
 		// It is kept with the next grant. The next supervisor hears it again from ekg-gpu.
 		s.kept.GPU = devices[0].UUID
 		s.version++

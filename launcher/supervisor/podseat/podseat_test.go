@@ -155,10 +155,15 @@ func TestSeat_Why(t *testing.T) {
 	why("which GPU its pod has")
 	s.Say([]api.GPU{{UUID: "GPU-1"}, {UUID: "GPU-2"}})
 	why("which GPU its pod has")
-	s.Say([]api.GPU{{UUID: "MIG-1"}})
-	why("which GPU its pod has")
+	for _, uuid := range []string{"MIG-1", "", "GPU-", "GPU-1/../2", "GPU-1-", "GPU-1.2", "GPU-1\n"} {
+		s.Say([]api.GPU{{UUID: uuid}})
+		why("which GPU its pod has")
+	}
 	if got := s.Say([]api.GPU{{UUID: "GPU-1"}}); got.GPU != "GPU-1" {
 		t.Errorf("%+v", got)
+	}
+	if got := s.Say([]api.GPU{{UUID: "GPU-2"}}); got.GPU != "GPU-1" {
+		t.Errorf("it is another one later: %+v", got)
 	}
 	why("a gateway is asked")
 	s.now = s.now.Add(answerTime)
