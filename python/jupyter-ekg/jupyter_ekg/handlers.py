@@ -113,7 +113,8 @@ class KernelOutputsHandler(_KernelHandler):
         cells = await self.read(kernel_id, self._cells)
         if cells is not None:
             if self.get_query_argument("summary", "") == "1":
-                cells = {cell: {**execution, "outputs": [], "rewritten": True, "seen": []} for cell, execution in cells.items()}
+                without = {"outputs": [], "widgets": {}, "rewritten": True, "seen": []}
+                cells = {cell: {**execution, **without} for cell, execution in cells.items()}
             self.set_header("Cache-Control", "no-store")
             self.finish(json.dumps({"cells": cells}))
 

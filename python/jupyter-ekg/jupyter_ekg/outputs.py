@@ -45,6 +45,8 @@ class _Widget(OutputWidget):
 
     msg_id = ""  # of the request whose outputs it takes
     untold = ""  # msg_id of the request whose outputs it has and the kernel has not: no page was open to tell it
+    whole = False  # the log has all that it has taken
+    own: list[tuple[Any, ...]] | None = None  # the outputs for differs; None: they have changed
 
     def output(self, outs: Any, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
         """Takes an output in the place of the cell. An update of a display does not reach it, as in nbclient."""
@@ -52,8 +54,27 @@ class _Widget(OutputWidget):
             self.outputs = []
             self.clear_before_next_output = False
         _append(self.outputs, msg, None)
+        self.own = None
         self.untold = msg["parent_header"]["msg_id"]
         self.executor.widget_state[self.comm_id]["outputs"] = self.outputs
+
+    def clear_output(self, outs: Any, msg: dict[str, Any], cell_index: int) -> None:
+        """Clears the outputs, now or before the next one."""
+        super().clear_output(outs, msg, cell_index)
+        self.own = None
+
+    def differs(self, told: Any) -> bool:
+        """Reports whether the kernel has other outputs than the log says: the page that told it was closed."""
+        if not (self.whole and self.untold and isinstance(told, list)):
+            return False
+        if self.own is None:
+            self.own = self._compared(self.outputs)
+        return self._compared([output for output in told if isinstance(output, dict)]) != self.own
+
+    def _compared(self, outputs: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        """The parts of outputs that all front ends write alike."""
+        plain = self.executor.plain(outputs, final=True)
+        return [(o.get("output_type"), o.get("text"), o.get("evalue"), _joined(o.get("data"))) for o in plain]
 
     def sync_state(self) -> None:
         """Does nothing: the kernel is another page's."""
@@ -63,7 +84,7 @@ class _Widget(OutputWidget):
         if "outputs" in state:
             outputs = [output for output in state["outputs"] if isinstance(output, dict)]
             self.outputs = self.executor.widget_state[self.comm_id]["outputs"] = outputs
-            self.untold = ""
+            self.own, self.untold = None, ""
         if "msg_id" in state:
             if self in self.executor.output_hook_stack[self.msg_id]:
                 self.executor.output_hook_stack[self.msg_id].remove(self)
@@ -88,6 +109,7 @@ class _Reader(NotebookClient):
         """Makes a widget, which may take outputs at once."""
         widget = super().on_comm_open_jupyter_widget(msg)
         if widget is not None:
+            widget.whole = True
             widget.set_state(widget.state)
         return widget
 
@@ -96,6 +118,12 @@ class _Reader(NotebookClient):
         comm_id, data = msg["content"]["comm_id"], msg["content"]["data"]
         if comm_id not in self.comm_objects and msg["msg_type"] == "comm_msg" and data.get("state", {}).get("msg_id"):
             self.comm_objects[comm_id] = _Widget(comm_id, {"outputs": []}, None, self)
+        widget, state = self.comm_objects.get(comm_id), data.get("state", {})
+        # A page has told the kernel, or has asked for the state. Else the kernel's code has set the outputs.
+        if (data.get("method") == "echo_update" or "_model_name" in state) and isinstance(widget, _Widget):
+            if widget.differs(state.get("outputs")):
+                state = {name: value for name, value in state.items() if name != "outputs"}
+                msg = {**msg, "content": {"comm_id": comm_id, "data": {**data, "state": state}}}
         super().handle_comm_msg(outs, msg, cell_index)
 
     def output(self, outs: list, msg: dict[str, Any], display_id: str | None, cell_index: int) -> None:
@@ -143,6 +171,13 @@ def _append(outputs: list[dict[str, Any]], msg: dict[str, Any], display_id: str 
     outputs.append(output)
 
 
+def _joined(bundle: Any) -> Any:
+    """A bundle of media types whose texts are no lists of lines."""
+    if not isinstance(bundle, dict):
+        return bundle
+    return {kind: "".join(map(str, value)) if isinstance(value, list) else value for kind, value in bundle.items()}
+
+
 def _members(content: dict[str, Any], kind: str) -> dict[str, Any]:
     return {
         name: content.get(name) if default is None or isinstance(content.get(name), type(default)) else default
@@ -188,10 +223,12 @@ class Execution:
         While it runs, overwritten text and display ids are kept, because later messages may refer to them. ``seen``
         holds the msg_ids in the outputs: the page may receive some of these messages again. What an Output widget
         takes is not the cell's. When the run has ended, outputs that no page has told the kernel are shown with the
-        cell's: the widget cannot show them. A job tells the kernel behind its cell.
+        cell's: the widget cannot show them. ``widgets`` has all outputs of these widgets, which the page tells the
+        kernel. A job tells the kernel behind its cell.
         """
         told = _is_of_job(self.session, self.msg_id)
         widgets = [w for w in self._reader.comm_objects.values() if w.untold == self.msg_id and not told]
+        whole = {w.comm_id: self._reader.plain(w.outputs, final=True) for w in widgets if w.whole}
         takers = [w.comm_id for w in self._reader.output_hook_stack.get(self.msg_id, ())]
         untold = [output for widget in widgets for output in widget.outputs]
         outputs = self._node.outputs + ([] if self.running else untold)
@@ -210,6 +247,7 @@ class Execution:
             "clear_next": self._clear,
             "takers": takers if self.running else [],
             "untold": self.running and bool(untold),
+            "widgets": {} if self.running else whole,
             "seen": list(self._seen) if self.running else [],
         }
 
@@ -317,6 +355,8 @@ class Log:
         if lost:
             self.lost += lost
             self._lost_at = number
+            for widget in self._reader.comm_objects.values():
+                widget.whole = False
             for execution in self._executions.values():
                 if execution.running:
                     execution.missing(lost)

@@ -89,6 +89,12 @@ class Widget:
     def set(self, parent, cell="c1", **state):
         self.say(parent, "comm_msg", {"comm_id": self.name, "data": {"method": "update", "state": state}}, cell)
 
+    def echo(self, text, **state):
+        """A page has told the kernel, or has asked for the state, in a message of its own."""
+        outputs = [{"output_type": "stream", "name": "stdout", "text": text}]
+        data = {"method": "update" if state else "echo_update", "state": {"outputs": outputs, **state}}
+        self.say("page's", "comm_msg", {"comm_id": self.name, "data": data}, None)
+
     def show(self, msg_id):
         self.say(msg_id, "display_data", {"data": {VIEW: {"model_id": self.name}}, "metadata": {}})
 
@@ -175,6 +181,40 @@ def test_a_page_shows_what_a_widget_took_while_no_page_was_open():
     assert len(say.read().cells["c1"].outputs) == 1  # a file has the widget's outputs in its metadata
     widget.set("a", outputs=[text])  # the kernel's echo
     assert len(say.read().cells["c1"].model()["outputs"]) == 1
+
+
+@pytest.mark.parametrize("state", [{}, {"_model_name": "OutputModel"}])
+def test_a_page_that_was_closed_has_told_the_kernel_a_part(state):
+    """The rest is not lost. The next page tells the kernel all of it."""
+    say = Lines()
+    widget = Widget(say)
+    say.begin("a")
+    widget.open("a", msg_id="a")
+    say.print("a", "1\n")
+    say.print("a", "2\n")
+    widget.set("a", msg_id="")
+    say.end("a")
+    widget.echo("1\n", **state)
+    model = say.read().cells["c1"].model()
+    assert (model["outputs"][0]["text"], texts(say.read())) == ("1\n2\n", ["1\n2\n"])
+    assert [o["text"] for o in model["widgets"]["w1"]] == ["1\n2\n"]
+    widget.echo("1\n2\n", **state)
+    model = say.read().cells["c1"].model()
+    assert (model["outputs"], model["widgets"], texts(say.read())) == ([], {}, ["1\n2\n"])
+
+
+def test_a_page_tells_nothing_of_a_widget_that_the_log_has_not_whole():
+    """The kernel may have earlier outputs, which must stay."""
+    say = Lines()
+    widget = Widget(say)
+    say.begin("a")
+    widget.set("a", msg_id="a")
+    say.print("a", "2\n")
+    widget.set("a", msg_id="")
+    say.end("a")
+    assert say.read().cells["c1"].model()["widgets"] == {}
+    widget.echo("1\n")
+    assert say.read().cells["c1"].model()["outputs"] == []
 
 
 def test_what_a_widget_took_in_a_job_is_the_widgets_alone():
