@@ -39,6 +39,7 @@ type localBench struct {
 	dir            string // short, for sockets
 	state, runtime string
 	kernel         string // path of the fake kernel; set by build
+	users          Users  // nil: the gateway has none
 }
 
 func newLocalBench(b *testing.B) *localBench {
@@ -77,7 +78,11 @@ func (l *localBench) open(b *testing.B, supervisor string) *local.Launcher {
 	b.Cleanup(func() { _ = launcher.Close() })
 	specs := []kernelspecs.Spec{{Name: "python3", Language: "fake",
 		Argv: []string{l.kernel, "-f", "{connection_file}"}, InterruptMode: "signal"}}
-	g, err := New(Options{Token: testToken, Options: kernels.Options{Launcher: launcher,
+	token := testToken
+	if l.users != nil {
+		token = ""
+	}
+	g, err := New(Options{Token: token, Users: l.users, Options: kernels.Options{Launcher: launcher,
 		Log: slog.New(slog.DiscardHandler), StartWait: kernels.DefaultStartWait, Specs: &specDir{specs: specs}}})
 	if err != nil {
 		b.Fatal(err)
@@ -182,19 +187,7 @@ func BenchmarkList(b *testing.B) {
 			}
 			l := newLocalBench(b)
 			l.supervise(b, n)
-			launcher := l.open(b, os.Args[0])
-			for streaming := 0; streaming < n; {
-				all, err := launcher.Kernels(b.Context())
-				if err != nil {
-					b.Fatal(err)
-				}
-				streaming = 0
-				for _, k := range all {
-					if !k.Stale {
-						streaming++
-					}
-				}
-			}
+			awaitStreams(b, l.open(b, os.Args[0]), n)
 			var took []time.Duration
 			b.ReportAllocs()
 			used := usage.ProcessorTime([]int{os.Getpid()})
@@ -217,6 +210,58 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
+// awaitStreams waits until the launcher follows the status of all kernels.
+func awaitStreams(b *testing.B, launcher *local.Launcher, n int) {
+	for streaming := 0; streaming < n; {
+		all, err := launcher.Kernels(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		streaming = 0
+		for _, k := range all {
+			if !k.Stale {
+				streaming++
+			}
+		}
+	}
+}
+
+// BenchmarkSessions measures requests of a user with one session beside the kernels of other users.
+func BenchmarkSessions(b *testing.B) {
+	for _, others := range []int{100, 1000, 4000} {
+		var limit syscall.Rlimit
+		if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur < uint64(2*others+100) {
+			b.Skipf("it needs %d open files: %v", 2*others+100, err)
+		}
+		l := newLocalBench(b)
+		l.users = usersIn(b, filepath.Join(l.dir, "users.yaml"))
+		l.supervise(b, others+1)
+		awaitStreams(b, l.open(b, os.Args[0]), others+1)
+		id := decode[sessionModel](b, l.do("POST", "/api/sessions",
+			`{"path":"a.ipynb","type":"notebook","kernel":{"id":"3f0a6f5e-1d2c-4b7a-9e10-000000000000"}}`, as("ann")).
+			want(b, http.StatusCreated, "")).ID
+		for name, of := range map[string]struct {
+			path   string
+			status int
+		}{
+			"list": {"/api/sessions", http.StatusOK},
+			"get":  {"/api/sessions/" + id, http.StatusOK},
+			"404":  {"/api/sessions/" + idUnknown, http.StatusNotFound},
+		} {
+			b.Run(fmt.Sprintf("%s/others=%d", name, others), func(b *testing.B) {
+				for b.Loop() {
+					r := httptest.NewRequest("GET", of.path, nil)
+					as("ann")(r)
+					w := &counted{header: http.Header{}}
+					if l.Handler().ServeHTTP(w, r); w.status != of.status {
+						b.Fatal(w)
+					}
+				}
+			})
+		}
+	}
+}
+
 // counted is an answer whose body is not kept, so that memory for it is not measured.
 type counted struct {
 	header http.Header
@@ -231,7 +276,7 @@ func (w *counted) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// supervise makes the folders of n kernels, and serves their status streams on one socket.
+// supervise makes the folders of n kernels, and serves their status streams on one socket. The first one is ann's.
 func (l *localBench) supervise(b *testing.B, n int) {
 	lock, err := os.Create(filepath.Join(l.dir, "lock"))
 	if err != nil {
@@ -263,7 +308,15 @@ func (l *localBench) supervise(b *testing.B, n int) {
 	for i := range n {
 		id := fmt.Sprintf("3f0a6f5e-1d2c-4b7a-9e10-%012d", i)
 		dir := filepath.Join(l.state, "kernels", id)
+		owner := fmt.Sprint("user", i)
+		if i == 0 {
+			owner = "ann"
+		}
+		if l.users == nil {
+			owner = ""
+		}
 		record, err := json.Marshal(map[string]any{"protocol": api.ProtocolVersion, "id": id, "spec_name": "python3",
+			"owner":   owner,
 			"created": time.Now().UTC(), "socket": filepath.Join(run, "s"), "run_dir": run})
 		if err == nil {
 			err = os.MkdirAll(dir, 0o700)

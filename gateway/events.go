@@ -80,7 +80,7 @@ func (g *Gateway) getEvents(w http.ResponseWriter, r *call) error {
 	return r.Context().Err()
 }
 
-// feed lists the kernels for all streams of events, at most once in most of g.eventsEvery.
+// feed lists the kernels for all streams of events and unknown sessions, at most once in most of g.eventsEvery.
 type feed struct {
 	turn chan struct{} // has one element while nobody lists
 

@@ -129,7 +129,8 @@ func New(o Options) (*Gateway, error) {
 	g.jobs = &jobRoutes{manager, g.kernels, o.Launcher, o.Specs, g.bodies, g.eventReaders, g.base, g.log}
 	g.models = &models{kernels: g.kernels, jobs: g.jobs}
 	g.sessions = &sessions{kernels: g.kernels, launcher: o.Launcher, jobs: g.jobs, models: g.models, bodies: g.bodies,
-		base: g.base, log: g.log, locks: keyLocks{byKey: map[string]chan struct{}{}}}
+		listed: func(ctx context.Context) (*listing, error) { return g.feed.read(ctx, g) },
+		base:   g.base, log: g.log, locks: keyLocks{byKey: map[string]chan struct{}{}}}
 	err = g.metrics.Watch(metrics.Source{
 		Measure: o.Launcher.Measure, Websockets: g.websockets.Traffic, Lobby: g.lobby.Held, Ready: g.ready.Load,
 		LogReaders: func() int { readers, _, _ := g.logReaders.Traffic(); return readers },

@@ -47,6 +47,7 @@ type sessions struct {
 	bodies   *bodies
 	base     string
 	log      *slog.Logger
+	listed   func(context.Context) (*listing, error) // all kernels, as of the last second
 
 	locks keyLocks // of a user's paths, and of kernels
 }
@@ -98,14 +99,13 @@ func (ss *sessions) of(r *call) (found, error) {
 		return found{}, err
 	}
 	if !there {
-		ctx, cancel := context.WithTimeout(r.Context(), kernels.ReadTime)
-		defer cancel()
-		list, err := ss.launcher.Kernels(ctx)
+		// All requests share one list a second. It may be a second late: only the audit log says what was refused.
+		list, err := ss.listed(r.Context())
 		if err != nil {
 			return found{}, err
 		}
 		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", kernels.Shorten(r.PathValue("session")))
-		if slices.ContainsFunc(list, func(k launcher.Kernel) bool { return slices.ContainsFunc(k.Sessions, is) }) {
+		if slices.ContainsFunc(list.kernels, func(k launcher.Kernel) bool { return slices.ContainsFunc(k.Sessions, is) }) {
 			return found{}, p.by(kernels.AccessCheck) // it belongs to another user
 		}
 		return found{}, p

@@ -300,3 +300,23 @@ func TestSessions_Name(t *testing.T) {
 		t.Errorf("PATCH: JPY_SESSION_NAME is %q, want m/n.ipynb", got)
 	}
 }
+
+// TestSessions_UnknownCost: requests for sessions that the caller does not see share one list of all kernels.
+func TestSessions_UnknownCost(t *testing.T) {
+	g := startUserGateway(t, nil)
+	g.eventsEvery = time.Hour
+	g.addShared()
+	unknown := func(id string) {
+		t.Helper()
+		g.do("GET", "/api/sessions/"+id, "", as("bob")).want(t, 404, "Session not found")
+	}
+	unknown("s1")
+	listed := g.feed.at
+	for range 5 {
+		unknown("s1")
+		unknown("s2")
+	}
+	if listed.IsZero() || g.feed.at != listed {
+		t.Errorf("all kernels were listed at %v, and at %v again", listed, g.feed.at)
+	}
+}

@@ -42,15 +42,9 @@ func writeUsers(t testing.TB, path string, change func(string) string) {
 	}
 }
 
-// userGateway is a gateway with users.
-type userGateway struct {
-	*testGateway
-	file string
-}
-
-func startUserGateway(t testing.TB, change func(*Options)) *userGateway {
+// usersIn writes testUsers to a file and opens it.
+func usersIn(t testing.TB, path string) Users {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "users.yaml")
 	writeUsers(t, path, nil)
 	f, err := identity.OpenFile(path)
 	if err != nil {
@@ -60,6 +54,19 @@ func startUserGateway(t testing.TB, change func(*Options)) *userGateway {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return users
+}
+
+// userGateway is a gateway with users.
+type userGateway struct {
+	*testGateway
+	file string
+}
+
+func startUserGateway(t testing.TB, change func(*Options)) *userGateway {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "users.yaml")
+	users := usersIn(t, path)
 	g := startGateway(t, func(o *Options) {
 		o.Token, o.Users = "", users
 		if change != nil {
