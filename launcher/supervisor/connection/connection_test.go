@@ -426,7 +426,8 @@ func TestConn_Used(t *testing.T) {
 		t.Error("it is not used although all is acknowledged")
 	}
 	c = newConn()
-	if end := c.handleMessage(websocket.TextMessage, []byte(`{"channel":"shell","header":{"msg_id":"a"},"parent_header":{},"metadata":{},"content":{}}`)); end != nil {
+	const request = `{"channel":"shell","header":{"msg_id":"a"},"parent_header":{},"metadata":{},"content":{}}`
+	if end := c.handleMessage(websocket.TextMessage, []byte(request)); end != nil {
 		t.Fatal(end)
 	}
 	if !c.used() {
