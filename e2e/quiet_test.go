@@ -33,3 +33,6 @@ func TestE2E_Quiet(t *testing.T) {
 		return nil
 	})
 }
+
+// TestE2E_NextCell: a cell that is sent when its program has read an error runs. Cells that were sent before it do not.
+func TestE2E_NextCell(t *testing.T) { newGateway(t).python("next_cell.py") }

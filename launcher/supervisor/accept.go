@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 )
 
 // maxAsked bounds the kernel_info_requests of one reader that wait for the kernel.
@@ -87,7 +88,14 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 	s.kernel.death.notice(&m, h)
 	s.parker.Hold(&m, h.MsgType)
 	r := s.clients.register(c.session, &m, h)
-	if err := s.kernel.gates[m.Channel].Push(m, r); err != nil {
+	var behind *requests.Request
+	switch {
+	case m.Channel == jupyter.Shell:
+		behind = s.clients.failedBefore(c, h)
+	case h.MsgType == "interrupt_request":
+		s.clients.passFailed(nil)
+	}
+	if err := s.kernel.gates[m.Channel].PushBehind(m, r, behind); err != nil {
 		if r != nil {
 			s.clients.finish(r)
 		}

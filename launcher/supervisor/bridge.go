@@ -390,6 +390,9 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType 
 			s.clients.noteNextCell(r, m)
 		}
 	}
+	if msgType == "error" {
+		s.clients.noteError(parent)
+	}
 	s.log.Append(allSessions, *m, essential)
 	if state == api.Idle && s.clients.runningCell() != nil {
 		// Front ends show the last status, whatever its parent. JupyterLab asks the kernel of a reloaded notebook on control

@@ -30,6 +30,7 @@ type clients struct {
 	now          func() time.Time
 	owns         func(user string) bool
 	logger       *slog.Logger
+	opened       func()        // messages at the gate of shell may pass
 	lossPossible chan struct{} // capacity 1: messages of the kernel may be lost
 
 	sessions  session.Table // by sessionKey
@@ -37,6 +38,7 @@ type clients struct {
 	requests  requests.Table
 	prompts   prompts.Table
 	cells     cells.Table         // by request
+	failed    []*requests.Request // cells that have failed and not ended; see failed.go
 	floor     messagelog.Position // the log's end when a client last had the kernel restarted
 
 	broken           *requests.Request // the cell that ran when the connection broke; nil: none, or told

@@ -46,7 +46,8 @@ func (cs *clients) register(sess *session.Session, m *jupyter.Message, h jupyter
 		sess.LastCell = m.Header
 	}
 	r := &requests.Request{ID: h.MsgID, Session: sess.Number, User: sess.User, Channel: m.Channel, Type: h.MsgType,
-		Header: m.Header, Cell: cs.cells.Note(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType),
+		Header: m.Header, Cell: cs.cells.Note(m, h), Main: h.Subshell == "", Subshell: h.Subshell,
+		Stops: stopsOnError(m, h.MsgType), Replied: !hasReply(h.MsgType),
 		Outputs: cs.outputs, After: cs.sessions.Newest()}
 	cs.add(r)
 	return r
@@ -76,6 +77,7 @@ func (cs *clients) noteNextCell(ended *requests.Request, idle *jupyter.Message) 
 
 func (cs *clients) finish(r *requests.Request) {
 	cs.requests.Finish(r)
+	cs.passFailed(r)
 	cs.use.Forget(r.ID, r.Type)
 }
 

@@ -37,6 +37,7 @@ func (s *Supervisor) Interrupt() error {
 	proc := s.kernel.process
 	if proc != nil {
 		s.timeline.Add(s.nowLocked(), api.TimelineInterrupted, "")
+		s.clients.passFailed(nil)
 	}
 	if proc != nil && s.parker.Interrupt() {
 		s.mu.Unlock()

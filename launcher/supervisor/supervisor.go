@@ -141,7 +141,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	s.notices = notices.New(s.log, s.own.session)
 	s.use = activity.NewUse(s.nowLocked, &s.cfg.Cull)
 	s.clients = newClients(clients{log: s.log, notices: s.notices, use: &s.use, now: s.nowLocked, owns: s.OwnedBy,
-		logger: s.logger})
+		opened: s.kernel.gates[jupyter.Shell].Wake, logger: s.logger})
 	s.parker = parker.New(parker.Options{Mu: &s.mu, Use: &s.use, Shell: s.kernel.gates[jupyter.Shell], Log: s.log,
 		Notices: s.notices, Requests: &s.clients.requests, Sessions: &s.clients.sessions, Abort: s.clients.abort,
 		Warm: func() bool { return s.assigning.warm }, Now: func() time.Time { return s.now() },

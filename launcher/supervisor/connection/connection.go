@@ -20,6 +20,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -86,6 +87,7 @@ type Conn struct {
 	compresses bool // the peer takes compressed messages
 	flow       *flow.Conn
 	reader     *messagelog.Reader      // of the log
+	before     atomic.Uint64           // Seq of the entry before which the writer sends a ping; 0: none
 	pongs      chan []byte             // pings to answer
 	acks       chan struct{}           // capacity 1: something was acknowledged
 	end        chan framing.CloseError // capacity 1: why to close the websocket
@@ -116,6 +118,7 @@ type Conn struct {
 	signs      int  // of a client that uses the connection; see used
 	pingNumber uint64
 	pings      []sentPing
+	error      mark         // the ping just before an error
 	largest    largeMessage // the largest message that is sent and not acknowledged
 	tooBig     bool         // see End.TooBig
 	local      bool         // see End.Local

@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
@@ -432,5 +433,31 @@ func TestConn_Used(t *testing.T) {
 	}
 	if !c.used() {
 		t.Error("after a message it is not used")
+	}
+}
+
+// TestConn_PingBefore: the last ping that a peer gets before an entry is that of PingBefore. Its pong shows that the peer
+// had both.
+func TestConn_PingBefore(t *testing.T) {
+	s := serve(t, nil)
+	last := ""
+	s.peer.SetPingHandler(func(data string) error { last = data; return nil })
+	s.append(10)
+	s.PingBefore(2)
+	s.append(10)
+	for range 2 {
+		if _, _, err := s.peer.ReadMessage(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Received(2) {
+		t.Error("nothing is answered")
+	}
+	if err := s.peer.WriteControl(websocket.PongMessage, []byte(last), time.Now().Add(testLimit)); err != nil {
+		t.Fatal(err)
+	}
+	poll.Until(t, "the peer has the entry", func() bool { return s.Received(2) })
+	if s.Received(3) {
+		t.Error("the peer has an entry that does not exist")
 	}
 }

@@ -71,6 +71,7 @@ func (c *Conn) answered(number uint64) (p sentPing, found bool) {
 		}
 		c.ackedBytes, c.acksEver = p.sent, true
 		c.signs++
+		c.error.answered = c.error.answered || number >= c.error.number
 		if c.largest.seq <= p.at.Seq {
 			c.largest = largeMessage{}
 		}
@@ -121,6 +122,37 @@ func (c *Conn) pingOutstanding() bool {
 	return len(c.pings) > 0
 }
 
+// mark is a ping that was sent just before an entry.
+type mark struct {
+	seq      uint64 // of the entry; 0: none
+	number   uint64 // of the ping
+	answered bool
+}
+
+// PingBefore makes the writer send a ping just before an entry that is not in the log yet. Only the last call counts.
+func (c *Conn) PingBefore(seq uint64) { c.before.Store(seq) }
+
+// Received reports whether the client has answered the ping before an entry. The entry came with the ping, so the
+// client's messages from now on were sent when the client had both.
+func (c *Conn) Received(seq uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.error.seq >= seq && c.error.answered
+}
+
+// markEntry sends the ping that PingBefore has asked for, if the entry with seq comes next.
+func (c *Conn) markEntry(seq uint64) error {
+	at := c.before.Load()
+	if at == 0 || seq < at || !c.before.CompareAndSwap(at, 0) {
+		return nil
+	}
+	n := c.numberPing()
+	c.mu.Lock()
+	c.error = mark{seq: at, number: n}
+	c.mu.Unlock()
+	return c.writePing(n)
+}
+
 // writePings sends a numbered ping if one is due.
 func (c *Conn) writePings() error {
 	now := time.Now()
@@ -136,19 +168,26 @@ func (c *Conn) writePings() error {
 	default:
 		return nil
 	}
-	c.mu.Lock()
-	c.pingNumber++
-	n := c.pingNumber
-	if len(c.pings) >= maxPings { // the peer does not answer; its next pong proves the rest
-		c.pings = append(c.pings[:0], c.pings[maxPings/2:]...)
-	}
-	unanswered := len(c.pings) > 0 && since >= ackLatest // pings behind much output follow each other at once
-	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent, messages: c.messages})
-	c.mu.Unlock()
-	if unanswered {
+	if c.pingOutstanding() && since >= ackLatest { // pings behind much output follow each other at once
 		c.o.Handler.Unanswered()
 	}
 	c.flow.Look() // before the ping is in the queue
 	c.lastPing, c.sincePing, c.pingNow = now, 0, false
-	return c.flow.WriteFrame(flow.Ping, binary.BigEndian.AppendUint64(nil, n))
+	return c.writePing(c.numberPing())
+}
+
+// numberPing remembers one more ping, and returns its number.
+func (c *Conn) numberPing() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pingNumber++
+	if len(c.pings) >= maxPings { // the peer does not answer; its next pong proves the rest
+		c.pings = append(c.pings[:0], c.pings[maxPings/2:]...)
+	}
+	c.pings = append(c.pings, sentPing{number: c.pingNumber, at: c.cursor, sent: c.sent, messages: c.messages})
+	return c.pingNumber
+}
+
+func (c *Conn) writePing(number uint64) error {
+	return c.flow.WriteFrame(flow.Ping, binary.BigEndian.AppendUint64(nil, number))
 }

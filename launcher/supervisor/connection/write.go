@@ -153,6 +153,9 @@ func (c *Conn) writeBatch() (more bool, err error) {
 	shared := c.o.Log.Shares(c.o.Framing)
 	for _, e := range batch {
 		c.pingNow = c.pingNow || e.Essential
+		if err := c.markEntry(e.At.Seq); err != nil {
+			return false, err
+		}
 		if err := c.writeEntry(e, shared); err != nil {
 			return false, err
 		}

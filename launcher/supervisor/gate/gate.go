@@ -8,6 +8,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -48,8 +49,14 @@ type Gate struct {
 
 // Message is a message at a gate and its request.
 type Message struct {
-	Msg jupyter.Message
-	Req *requests.Request // nil: no answer is awaited
+	Msg    jupyter.Message
+	Req    *requests.Request // nil: no answer is awaited
+	behind *requests.Request // a failed cell whose end it waits for; nil: none
+}
+
+// passes reports whether the message waits for no failed cell.
+func (m *Message) passes(now time.Time) bool {
+	return m.behind == nil || m.behind.Over.Load() || !now.Before(m.behind.Opens)
 }
 
 // New returns a gate that the given holders keep shut.
@@ -62,14 +69,18 @@ func New(holders ...Holder) *Gate {
 }
 
 // Push adds a message, or returns ErrFull. req is its request, or nil.
-func (g *Gate) Push(m jupyter.Message, req *requests.Request) error {
+func (g *Gate) Push(m jupyter.Message, req *requests.Request) error { return g.PushBehind(m, req, nil) }
+
+// PushBehind is Push for a message that waits for the end of a failed cell, or for nothing if that is nil: until the
+// cell is Over, or the time has come at which it Opens. Other messages overtake it.
+func (g *Gate) PushBehind(m jupyter.Message, req, failed *requests.Request) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := m.Size()
 	if len(g.queue) > 0 && (g.bytes+n > limitBytes || len(g.queue) >= LimitMessages) {
 		return ErrFull
 	}
-	g.queue = append(g.queue, Message{m, req})
+	g.queue = append(g.queue, Message{m, req, failed})
 	g.bytes += n
 	goroutines.Wake(g.wake)
 	return nil
@@ -79,23 +90,44 @@ func (g *Gate) Push(m jupyter.Message, req *requests.Request) error {
 // call it.
 func (g *Gate) Take(ctx context.Context) (Message, error) {
 	for {
-		g.mu.Lock()
-		if len(g.holders) == 0 && len(g.queue) > 0 {
-			m := g.queue[0]
-			g.queue[0] = Message{}
-			g.queue = g.queue[1:]
-			g.bytes -= m.Msg.Size()
-			g.mu.Unlock()
+		m, ok, opens := g.next(time.Now())
+		if ok {
 			return m, nil
 		}
-		g.mu.Unlock()
 		select {
 		case <-g.wake:
+		case <-opens:
 		case <-ctx.Done():
 			return Message{}, ctx.Err()
 		}
 	}
 }
+
+// next takes the first message that passes. Otherwise opens is when the first one passes that waits for a failed cell,
+// or nil.
+func (g *Gate) next(now time.Time) (m Message, ok bool, opens <-chan time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.holders) > 0 || len(g.queue) == 0 {
+		return Message{}, false, nil
+	}
+	i := slices.IndexFunc(g.queue, func(m Message) bool { return m.passes(now) })
+	switch {
+	case i < 0:
+		return Message{}, false, time.After(g.queue[0].behind.Opens.Sub(now))
+	case i == 0:
+		m, g.queue[0] = g.queue[0], Message{}
+		g.queue = g.queue[1:]
+	default:
+		m = g.queue[i]
+		g.queue = slices.Delete(g.queue, i, i+1)
+	}
+	g.bytes -= m.Msg.Size()
+	return m, true, nil
+}
+
+// Wake lets messages pass whose failed cell is Over.
+func (g *Gate) Wake() { goroutines.Wake(g.wake) }
 
 // Hold shuts the gate until the holder releases it. A second hold by the same holder changes nothing. The gate keeps
 // its messages.

@@ -6,8 +6,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 )
 
 func numbered(n, size int) jupyter.Message {
@@ -120,4 +123,46 @@ func TestGate_Drop(t *testing.T) {
 			t.Errorf("got %s, %v; want %d", m.Msg.Content, err, want)
 		}
 	}
+}
+
+// TestGate_PushBehind: a message waits for the end of a failed cell, in order, and others overtake it. It waits no
+// longer than until the cell Opens.
+func TestGate_PushBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New()
+		began := time.Now()
+		failed := &requests.Request{Opens: began.Add(time.Minute)}
+		late := &requests.Request{Opens: began.Add(2 * time.Second)}
+		for n, behind := range []*requests.Request{failed, nil, late, failed, nil} {
+			if err := g.PushBehind(numbered(n, 1), nil, behind); err != nil {
+				t.Fatal(err)
+			}
+		}
+		take := func(want int) {
+			t.Helper()
+			m, err := g.Take(t.Context())
+			if err != nil || number(t, &m.Msg) != want {
+				t.Fatalf("took %s, %v, want %d", m.Msg.Content, err, want)
+			}
+		}
+		take(1)
+		take(4)
+		go func() {
+			<-time.After(time.Second)
+			failed.Over.Store(true)
+			g.Wake()
+		}()
+		take(0)
+		take(3)
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("it was taken after %v", took)
+		}
+		take(2)
+		if took := time.Since(began); took != 2*time.Second {
+			t.Errorf("a message waits for %v", took)
+		}
+		if g.bytes != 0 || len(g.queue) != 0 {
+			t.Errorf("%d bytes and %d messages are left", g.bytes, len(g.queue))
+		}
+	})
 }

@@ -22,6 +22,8 @@ type Request struct {
 	Header        []byte // raw; the parent_header of messages about it
 	Cell          string // id of the cell that it executes; "": unknown
 	Main          bool   // not for a subshell: requests of its channel are answered in order
+	Subshell      string // that it is for; "": the main shell
+	Stops         bool   // an error in it drops the cells behind it
 	Replied       bool
 	Idled         bool
 	RepliedAt     time.Time   // when the reply came, while the idle is missing
@@ -32,6 +34,9 @@ type Request struct {
 	Outputs       uint64      // messages that the kernel had published when it came
 	After         uint64      // number of the newest connection when it came; see prompts
 	Sent          atomic.Bool // it has left its gate
+	ErrorSeq      uint64      // place of its error in the log; 0: it has not failed
+	Opens         time.Time   // when messages wait for its end no longer; fixed with ErrorSeq
+	Over          atomic.Bool // messages do not wait for its end
 }
 
 // Finished reports whether nothing is awaited for the request.
