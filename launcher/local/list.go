@@ -31,18 +31,20 @@ func (l *Launcher) list(ctx context.Context, wantedLocked func(*kernel) bool) ([
 		return nil, err
 	}
 	l.mu.Lock()
-	all := make([]launcher.Kernel, 0, len(l.kernels.ordered))
-	slow := map[int]*kernel{} // by place in all: a list has to wait for them, or to read a file
+	wanted := make([]*kernel, 0, len(l.kernels.ordered))
 	for _, k := range l.kernels.ordered {
-		if !wantedLocked(k) {
-			continue
+		if wantedLocked(k) {
+			wanted = append(wanted, k)
 		}
-		all = append(all, launcher.Kernel{})
+	}
+	all := make([]launcher.Kernel, len(wanted)) // no room for the others: it is large
+	slow := map[int]*kernel{}                   // by place in all: a list has to wait for them, or to read a file
+	for i, k := range wanted {
 		if !k.inMemoryLocked() {
-			slow[len(all)-1] = k
+			slow[i] = k
 			continue
 		}
-		d := &all[len(all)-1]
+		d := &all[i]
 		k.describeLocked(d)
 		d.Notes = k.notes.notes.Clone()
 	}
