@@ -328,6 +328,59 @@ async function closed(notebook, index, seconds) {
   return again ?? notebook;
 }
 
+/** Returns the text of a cell that is no Output widget's, and that of its Output widgets. */
+async function textsOf(notebook, index) {
+  const text = inside => notebook.cell(index).locator('.jp-OutputArea-output').evaluateAll((all, inside) => all
+    .filter(o => !o.querySelector('.widget-output') && Boolean(o.closest('.widget-output')) === inside)
+    .map(o => o.innerText).join('\n'), inside);
+  return { cell: await text(false), widget: await text(true) };
+}
+
+/** Closes the page while a cell prints into an Output widget, and opens it again before the cell ends, and afterwards. */
+async function intoWidget() {
+  await scenario('the tab is closed while a cell prints into an Output widget', SCENARIO, async name => {
+    const back = join(lab.dir, 'back');
+    lab.write('output.ipynb', [
+      "import ipywidgets, os, time\nfrom IPython.display import display\nprint('before')\nout = ipywidgets.Output()\ndisplay(out)\n" +
+      `with out:\n    for i in range(${LINES}):\n        print('line', i, flush=True)\n        time.sleep(0.005)\n` +
+      `        while i == ${LINES - 10} and not os.path.exists(${JSON.stringify(back)}): time.sleep(0.1)\n` +
+      "    print('the end')\nprint('behind')",
+      "print('the kernel has', ''.join(o['text'] for o in out.outputs).count('line'))"]);
+    let notebook = await lab.open('output.ipynb');
+    await notebook.connected(40);
+    await notebook.run(0);
+    await until(async () => (await textsOf(notebook, 0)).widget.includes('line 300'), 40, 'the widget shows lines');
+    equal((await textsOf(notebook, 0)).cell.trim(), 'before', "the cell's own output");
+    await notebook.save();
+    await notebook.close();
+    notebook = await lab.open('output.ipynb');
+    await until(async () => (await notebook.prompt(0)) === '[*]:', 40, 'the cell is shown as running');
+    const own = (await textsOf(notebook, 0)).cell.replace('Loading widget...', ''); // a kernel that computes does not say its state
+    equal(own.trim(), 'before', "the cell's own output while it is followed");
+    writeFileSync(back, '');
+    await notebook.finished(0, 60);
+    for (const when of ['at the end', 'opened again']) {
+      let texts;
+      await until(async () => {
+        texts = await textsOf(notebook, 0);
+        return linesIn(texts.widget).ended;
+      }, 60, `${when}, the widget shows its last line`);
+      equal(linesIn(texts.widget), whole, `${when}, in the widget`);
+      equal(texts.cell.trim().split(/\s+/), ['before', 'behind'], `${when}, in the cell`);
+      await notebook.save();
+      equal(savedText('output.ipynb', 0), 'before\nbehind\n', `${when}, in what is saved`);
+      await notebook.screenshot(`${name} ${when}`);
+      await notebook.close();
+      notebook = await lab.open('output.ipynb');
+      await notebook.connected(40);
+    }
+    await notebook.run(1, 'Control+Enter');
+    await notebook.printed(1, `the kernel has ${LINES}`);
+    note(name, 'every line once, in the widget');
+    await notebook.close();
+  });
+}
+
 const IMAGE = `import io, hashlib
 import numpy, PIL.Image
 def png(size):
@@ -428,7 +481,7 @@ async function withoutPage() {
 
 try {
   await withoutGateway();
-  await Promise.all([offline(), withoutPage()]);
+  await Promise.all([offline(), withoutPage(), WITH && intoWidget()]);
 } finally {
   writeFileSync(join(ARTIFACTS, 'measured.json'), JSON.stringify(measured, null, 2));
   await lab.stop();

@@ -37,6 +37,8 @@ export interface IExecution {
   takers?: string[] | undefined;
   /** Whether such a widget has outputs of the running execution that no page has told the kernel. */
   untold?: boolean | undefined;
+  /** After the run, the outputs of these widgets by their comms, if the log has them all. They are in `outputs`, too. */
+  widgets?: Record<string, nbformat.IOutput[]> | undefined;
   outputs: LoggedOutput[];
   /** Whether only this server's user can have caused the outputs. Absent in the JSON of an older server. */
   trusted?: boolean | undefined;

@@ -11,6 +11,7 @@ import { canonical, withoutTransient } from './outputs';
 import { Prompts } from './prompts';
 import { Problem } from './request';
 import { RunningCell } from './runningcell';
+import { tellWidgets } from './widgets';
 
 /** Bound on the messages that are held back while the log is read. */
 export const MAX_HELD = 100_000;
@@ -155,7 +156,10 @@ export class Restorer {
     if (!kernel) {
       throw new Problem('The notebook has no kernel.');
     }
-    const executions = await this.options.fetchExecutions(kernel.id);
+    let executions = await this.options.fetchExecutions(kernel.id);
+    if (await tellWidgets(kernel, executions, this.told)) {
+      executions = await this.options.fetchExecutions(kernel.id);
+    }
     const model = this.panel.content.model;
     if (this.kernel?.id !== kernel.id || !model) {
       return { changed: 0, kept: [] };
@@ -232,6 +236,8 @@ export class Restorer {
   private readonly prompts: Prompts;
   /** The followed cells by the msg_id of their request. */
   private readonly running = new Map<string, RunningCell>();
+  /** The msg_ids of the executions of which the kernel was told what Output widgets have taken. */
+  private readonly told = new Set<string>();
   /** The sessions of closed pages that left running cells. */
   private readonly followedSessions = new Set<string>();
   /** Messages of unknown requests that arrived during a reading; null while the log is not read. */

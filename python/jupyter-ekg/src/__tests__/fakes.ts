@@ -105,9 +105,19 @@ export class FakeKernel {
   readonly anyMessage = new FakeSignal<{ msg: KernelMessage.IMessage; direction: 'send' | 'recv' }>();
   readonly hooks = new Map<string, (msg: any) => boolean>();
   isDisposed = false;
+  /** The messages that were sent. */
+  readonly sent: any[] = [];
+  /** What the kernel does with a message. */
+  onMessage: (msg: any) => void = () => {};
 
   registerMessageHook(id: string, hook: (msg: any) => boolean): void {
     this.hooks.set(id, hook);
+  }
+
+  sendShellMessage(msg: any): { done: Promise<void> } {
+    this.sent.push(msg);
+    this.onMessage(msg);
+    return { done: Promise.resolve() };
   }
 }
 

@@ -52,6 +52,38 @@ test('a running cell that another user may have caused is untrusted before its f
   assert.equal(cell.trusted, false);
 });
 
+test('the kernel is told once what a widget took while no page was open, and the widget shows it', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const taken = [{ output_type: 'stream', name: 'stdout', text: 'taken\n' }];
+  const kernel = new FakeKernel();
+  const { log, restorer } = opened([cell], { c1: execution('one', 'taken\n', { widgets: { w1: taken } }) }, kernel);
+  kernel.onMessage = () => (log.executions = { c1: execution('one', '') });
+  await settled();
+  await settled();
+  assert.deepEqual(
+    kernel.sent.map(({ header, content }) => [header.msg_type, header.session, content]),
+    [
+      [
+        'comm_msg',
+        'this-page',
+        { comm_id: 'w1', data: { method: 'update', state: { outputs: taken }, buffer_paths: [] } }
+      ]
+    ]
+  );
+  assert.deepEqual([cell.text, cell.executionCount], ['', 7]);
+  log.executions = { c1: execution('one', 'taken\n', { widgets: { w1: taken } }) }; // the kernel has not taken it
+  await restorer.restore(false);
+  assert.deepEqual([kernel.sent.length, cell.text], [1, 'taken\n']);
+});
+
+test('what is not trusted is not told the kernel, since widgets trust it', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const kernel = new FakeKernel();
+  opened([cell], { c1: execution('one', 'taken\n', { trusted: false, widgets: { w1: [] } }) }, kernel);
+  await settled();
+  assert.deepEqual([kernel.sent.length, cell.text], [0, 'taken\n']);
+});
+
 const OLD = [{ output_type: 'stream', name: 'stdout', text: 'old\n' }];
 
 for (const [name, more, why] of [
