@@ -122,7 +122,7 @@ func TestRun_Ends(t *testing.T) {
 			end: terminate},
 		{name: "a start that fails",
 			change: func(_ *Options, g *fakeGateway) { g.startErr = errors.New("no such kernelspec") },
-			asked: "start", problem: "no such kernelspec"},
+			asked:  "start", problem: "no such kernelspec"},
 		{name: "a dead kernel", change: func(_ *Options, g *fakeGateway) { g.state = "dead" }, asked: "start",
 			problem: "dead: the reason", findable: true},
 	} {
@@ -275,10 +275,10 @@ func TestTell(t *testing.T) {
 func TestReadConnectionFile_Refuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kernel.json")
 	for text, want := range map[string]string{
-		`{"key":"k","signature_scheme":"hmac-md5"}`:            "hmac-md5",
-		`{"transport":"pgm"}`:                                  "pgm",
-		`{"curve_publickey":"p","curve_secretkey":"s"}`:        "CurveZMQ",
-		`{`:                                                    "kernel.json",
+		`{"key":"k","signature_scheme":"hmac-md5"}`:     "hmac-md5",
+		`{"transport":"pgm"}`:                           "pgm",
+		`{"curve_publickey":"p","curve_secretkey":"s"}`: "CurveZMQ",
+		`{`: "kernel.json",
 		`{"key":"k","signature_scheme":"hmac-sha256","ip":""}`: "",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
