@@ -177,10 +177,10 @@ func (ms *models) textsFor(who kernels.Caller, kernels []launcher.Kernel) ([]*mo
 		caller = ""
 	}
 	last, names := ms.texts.last(caller), ms.kernels.SpecNames()
-	texts := make([]*modelText, 0, len(kernels))
+	texts := []*modelText{} // they are kept: without room for kernels of others
 	for i := range kernels {
 		k := &kernels[i]
-		if !who.Owns(k.Owner) && !who.Sees(*k) {
+		if !who.Owns(k.Owner) && (len(k.SharedWith) == 0 || !who.Sees(*k)) {
 			continue
 		}
 		for len(last) > 0 && launcher.CompareCreation(last[0].times[0], last[0].model.ID, k.Created, k.ID) < 0 {
