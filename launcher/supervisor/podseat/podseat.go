@@ -115,9 +115,9 @@ func (s *Seat) Version() uint64 {
 	return s.version
 }
 
-// Say returns what gateways have to know. The devices are what the kernel's pod sees: the first answer counts, since the
-// pod keeps its GPU and its user can forge them. Only one whole GPU can be shared by turns. It may be called with any
-// lock held.
+// Say returns what gateways have to know. The devices are what the kernel's pod sees. The first answer counts, since
+// the pod keeps its GPU, and its user can forge later ones. Only one whole GPU can be shared by turns. It may be called
+// with any lock held.
 func (s *Seat) Say(devices []api.GPU) api.Seat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
