@@ -27,7 +27,6 @@ type Folder[T any] struct {
 	// Fixed.
 	dir   string
 	owner func(*T) string
-	blind bool // without inotify; for tests
 
 	mu      sync.Mutex
 	entries map[string]*Entry[T]       // by name
@@ -35,6 +34,7 @@ type Folder[T any] struct {
 	broken  map[string]bool            // names
 	all     []*Entry[T]                // entries by their names; nil: they have changed
 	changed time.Time                  // of the folder when all were read; zero: it may have changed without another time
+	blind   bool                       // without inotify: the folder is closed, or a test wants it
 	queue   int                        // of inotify; -1: there is none
 	buffer  [16 << 10]byte             // for its events
 }
@@ -53,10 +53,11 @@ func NewFolder[T any](dir string, owner func(*T) string) *Folder[T] {
 		owned: map[string]map[string]bool{}, broken: map[string]bool{}}
 }
 
-// Close ends what inotify holds.
+// Close ends what inotify holds. Later reads do without it.
 func (f *Folder[T]) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.blind = true
 	f.unwatch()
 }
 

@@ -106,6 +106,12 @@ func testFolder(t *testing.T, blind bool) {
 	}
 	write("d", 6)
 	want(6)
+	f.Close()
+	write("d", 8)
+	want(8)
+	if f.queue >= 0 {
+		t.Error("a closed folder is watched")
+	}
 }
 
 // TestFolder_Many: more changes than inotify's queue has room for.
