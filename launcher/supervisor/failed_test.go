@@ -77,8 +77,8 @@ func TestSupervisor_FailedCell(t *testing.T) {
 
 func TestStopsOnError(t *testing.T) {
 	large := `{"stop_on_error":false,"code":"` + strings.Repeat("x", failedContent) + `"}`
-	for content, want := range map[string]bool{`{}`: true, `{"stop_on_error":true}`: true, `{"stop_on_error":false}`: false,
-		`{"stop_on_error":1}`: true, `no JSON`: true, large: true} {
+	for content, want := range map[string]bool{`{}`: true, `{"stop_on_error":true}`: true,
+		`{"stop_on_error":false}`: false, `{"stop_on_error":1}`: true, `no JSON`: true, large: true} {
 		if got := stopsOnError(&jupyter.Message{Content: []byte(content)}, "execute_request"); got != want {
 			t.Errorf("%.40s stops: %v", content, got)
 		}

@@ -436,8 +436,8 @@ func TestConn_Used(t *testing.T) {
 	}
 }
 
-// TestConn_PingBefore: the last ping that a peer gets before an entry is that of PingBefore. Its pong shows that the peer
-// had both.
+// TestConn_PingBefore: the last ping that a peer gets before an entry is that of PingBefore. Its pong shows that the
+// peer had both.
 func TestConn_PingBefore(t *testing.T) {
 	s := serve(t, nil)
 	last := ""
