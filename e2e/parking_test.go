@@ -30,13 +30,38 @@ func (g *gateway) parked(id, want string) {
 	})
 }
 
+// TestE2E_ParkMemory: a kernel keeps its GPU if parked kernels would take more of the machine's memory than they may.
+func TestE2E_ParkMemory(t *testing.T) {
+	t.Parallel() // it mostly waits
+	g, usesCUDA := newParkingGateway(t, 1, "--park-idle", "1s", "--park-after", "1s", "--park-memory", "600MiB")
+	g.start()
+	var k model
+	g.want(201, "POST", "/api/kernels", oneGPU, &k)
+	g.state(k.ID, "idle", 20*time.Second)
+	a := g.dial(t, k.ID, "ann", true)
+	a.says(usesCUDA+"begin(60 << 20, 'hers'); print(held())", "hers\n")
+	g.eventually(40*time.Second, "it keeps its GPU", func() error {
+		var m struct {
+			Parked struct{ State, Cause, Reason string }
+		}
+		g.want(200, "GET", "/api/kernels/"+k.ID, "", &m)
+		const why = "it would take 642 MiB of the machine's memory, and other parked kernels take 0 of the 600 MiB"
+		if m.Parked.State != "failed" || m.Parked.Cause != "bound" || !strings.Contains(m.Parked.Reason, why) {
+			return fmt.Errorf("%+v", m.Parked)
+		}
+		return nil
+	})
+	a.says("print(held())", "hers\n")
+}
+
 // TestE2E_Parking: two kernels use one GPU by turns, each with more than half of its memory. The second gets it when the
 // first has been idle, and each cell gets the GPU back with the variables in it. An interrupt ends a wait, and killed
-// supervisors and gateways change nothing.
+// supervisors and gateways change nothing. The machine's memory that they may take is just enough for both.
 func TestE2E_Parking(t *testing.T) {
 	t.Parallel() // it mostly waits
 	metrics := freeAddress(t, "127.0.0.1")
-	g, usesCUDA := newParkingGateway(t, 1, "--start-wait", "1s", "--park-idle", "1s", "--metrics-listen", metrics)
+	g, usesCUDA := newParkingGateway(t, 1, "--start-wait", "1s", "--park-idle", "1s", "--park-memory", "1300MiB",
+		"--metrics-listen", metrics)
 	g.start()
 	parked := g.parked
 	var first, second model

@@ -101,8 +101,8 @@ var (
 	metricParkable = scraped(Metric{"ekg_parkable_kernels", "gauge", []string{"state"}, true,
 		"Kernels that may be parked, by the state of their GPU: held, parking, parked, waking, none or failed."})
 	metricUnparkable = scraped(Metric{"ekg_unparkable_kernels", "gauge", []string{"cause"}, true,
-		"Kernels that keep their GPU although they may be parked (state failed), by cause: memory, processes, computes, " +
-			"driver, program or other."})
+		"Kernels that keep their GPU although they may be parked (state failed), by cause: memory, bound, processes, " +
+			"computes, driver, program or other."})
 	metricParkWait = scraped(Metric{"ekg_park_wait_seconds", "histogram", nil, true,
 		"Time for which kernels without their GPU have waited for it. The count is how often kernels took it, " +
 			"except for those that took a free GPU ahead of a cell."})

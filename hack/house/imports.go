@@ -114,7 +114,7 @@ var mayImport = map[string][]string{
 	"launcher/local/changes":     {},
 	"launcher/local/children":    {"launcher/proctree"},
 	"launcher/local/environment": {"kernelspecs", "launcher", "launcher/supervisor/api"},
-	"launcher/local/devices":     {"launcher/gpu"},
+	"launcher/local/devices":     {"launcher/gpu", "launcher/proctree"},
 	"launcher/local/lend": {
 		"launcher",
 		"launcher/flavor",

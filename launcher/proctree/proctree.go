@@ -32,9 +32,10 @@ const KillRemainsLimit = 2 * time.Second
 // Process is what /proc/PID/stat says about a process.
 type Process struct {
 	PID     int
-	Parent  int  // process id
-	Session int  // process id of the session's leader
-	State   byte // the letter of proc_pid_stat(5), such as R, S or Z
+	Parent  int    // process id
+	Session int    // process id of the session's leader
+	Began   uint64 // when it was forked, in clock ticks after the machine's start
+	State   byte   // the letter of proc_pid_stat(5), such as R, S or Z
 
 	Executed bool // it has executed a program since it was forked
 
@@ -235,8 +236,12 @@ func Find(pid int) (Process, bool) {
 		return Process{}, false
 	}
 	flags := parseFlags(f)
-	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0], Executed: flags&notExecuted == 0,
-		kernelThread: flags&kernelThread != 0, used: parseProcessorTime(f)}, true
+	var began uint64
+	if len(f) > 19 {
+		began, _ = strconv.ParseUint(string(f[19]), 10, 64) // 0, if it is no number
+	}
+	return Process{PID: pid, Parent: parent, Session: session, Began: began, State: f[0][0],
+		Executed: flags&notExecuted == 0, kernelThread: flags&kernelThread != 0, used: parseProcessorTime(f)}, true
 }
 
 // Flags of a process: PF_FORKNOEXEC, which ps(1) shows too, and PF_KTHREAD of Linux' sched.h. An exec clears the first

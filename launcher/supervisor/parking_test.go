@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/parking"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
 )
@@ -54,6 +55,7 @@ type testSeat struct {
 	line                  int // kernels that wait
 	returned, took, looks int
 	kept                  time.Time // as those who wait know it
+	saved                 int64     // bytes
 }
 
 func (s *testSeat) set(f func()) {
@@ -99,6 +101,15 @@ func (s *testSeat) Kept() (time.Time, error) {
 	}
 	return time.Time{}, nil
 }
+
+func (s *testSeat) Saved() (int64, error) { return 0, nil }
+
+func (s *testSeat) NoteSaved(_ int, bytes int64) error {
+	s.set(func() { s.saved = bytes })
+	return nil
+}
+
+func (s *testSeat) ForgetSaved() error { return s.NoteSaved(0, 0) }
 
 func (s *testSeat) Exclusive(context.Context) (func(), error) { return func() {}, nil }
 
@@ -213,7 +224,12 @@ func TestParking(t *testing.T) {
 		t.Errorf("it was parked for an hour, and tells %s", got)
 	}
 
-	p.seat.set(func() { p.seat.taken = true })
+	p.seat.set(func() {
+		if p.seat.saved != parking.HostMemory(1<<20) {
+			t.Errorf("parked, it has noted %d bytes", p.seat.saved)
+		}
+		p.seat.taken = true
+	})
 	cell := p.execute("print 3")
 	p.collect("the reason of the wait", func(g got) bool {
 		return strings.Contains(string(g.Content), "This cell waits for its GPU: another kernel has it")
@@ -245,7 +261,7 @@ func TestParking(t *testing.T) {
 		t.Errorf("ekg-gpu was asked for %q, %v", b, err)
 	}
 	p.seat.set(func() {
-		if p.seat.line != 0 || p.seat.returned != 1 || p.seat.took != 1 || !p.seat.own {
+		if p.seat.line != 0 || p.seat.returned != 1 || p.seat.took != 1 || !p.seat.own || p.seat.saved != 0 {
 			t.Errorf("the seat: %+v", p.seat)
 		}
 	})

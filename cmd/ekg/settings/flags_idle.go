@@ -73,5 +73,11 @@ var idleSettings = []Group{
 			value: size(func(s *Settings) *int64 { return &s.Local.Park.IdleMemory }),
 			Usage: "a kernel with more in its GPU's memory gives it back only to a kernel that waits",
 		},
+		{
+			Name: "park-memory", Env: []string{"EKG_PARK_MEMORY"}, def: "0",
+			value: size(func(s *Settings) *int64 { return &s.Local.Park.Memory }),
+			Usage: "how much of the machine's memory all parked kernels may take together: each takes its GPU memory and 582 " +
+				"MiB. A kernel that would take more keeps its GPU; 0: no bound. It needs --park-idle, and does not concern pods",
+		},
 	}},
 }

@@ -308,6 +308,9 @@ func (s *Settings) check() error {
 	if s.Local.Park.After > 0 && s.Local.Park.Idle == 0 {
 		refuse("park-after", "it needs --park-idle")
 	}
+	if s.Local.Park.Memory > 0 && s.Local.Park.Idle == 0 {
+		refuse("park-memory", "it needs --park-idle")
+	}
 	if err := s.checkGateway(); err != nil {
 		errs = append(errs, err)
 	}

@@ -46,6 +46,7 @@ func TestLoad_Refuses(t *testing.T) {
 		{"no log", flag("log-limit", "0"), `--log-limit: must be more than 0`},
 		{"log larger than all", from(map[string][]string{"log-limit": {"2GiB"}, "log-total": {"1GiB"}}, nil),
 			`--log-limit: 2GiB is more than --log-total, 1GiB`},
+		{"park-memory alone", flag("park-memory", "1GiB"), `--park-memory: it needs --park-idle`},
 		{"park-after alone", flag("park-after", "1h"), `--park-after: it needs --park-idle`},
 		{"no total", flag("log-total", "0"), `--log-total: must be more than 0`},
 		{"variable name", flag("inherit-env", "A-B"), `--inherit-env: "A-B" is not the name of an environment variable`},

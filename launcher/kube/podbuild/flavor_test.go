@@ -188,7 +188,7 @@ func TestClaimTemplate_Name(t *testing.T) {
 func TestBuild_FlavorParks(t *testing.T) {
 	turns := &flavor.Flavor{Name: "turns", Replica: &flavor.Replica{Replicas: 4}, Park: true}
 	other := &flavor.Flavor{Name: "other", Replica: &flavor.Replica{Replicas: 4}}
-	set := api.Park{Idle: time.Hour, After: 2 * time.Hour, IdleMemory: 1}
+	set := api.Park{Idle: time.Hour, After: 2 * time.Hour, IdleMemory: 1, Memory: 1}
 	build := func(f *flavor.Flavor, set api.Park, change func(*launcher.Request)) api.Park {
 		t.Helper()
 		o := testOptions()
@@ -209,7 +209,7 @@ func TestBuild_FlavorParks(t *testing.T) {
 		return cfg.GPUSamples.Park
 	}
 	shared := set
-	shared.Shared = true
+	shared.Shared, shared.Memory = true, 0
 	job := shared
 	job.Never, job.Last = true, true
 	for _, c := range []struct {

@@ -125,6 +125,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 func (b *builder) park() api.Park {
 	p := b.o.Park
 	p.Shared, p.Last, p.Idle = true, b.req.Job, cmp.Or(p.Idle, parkIdle)
+	p.Memory = 0 // each pod has memory of its own
 	p.Never = b.req.Job || b.ext.Park != nil && !*b.ext.Park
 	return p
 }

@@ -14,6 +14,7 @@ type Park struct {
 	Idle       time.Duration `json:"idle,omitempty"`        // idle time after which another kernel gets the GPU; 0: never
 	After      time.Duration `json:"after,omitempty"`       // idle time after which it is given back in any case; 0: never
 	IdleMemory int64         `json:"idle_memory,omitempty"` // bytes; with more, After does not count; 0: 8 GiB
+	Memory     int64         `json:"memory,omitempty"`      // bytes of host memory of all parked kernels; 0: no bound
 }
 
 // Validate says what is wrong with the settings, with the JSON key in front.
@@ -25,6 +26,8 @@ func (p *Park) Validate() error {
 		return fmt.Errorf("gpu_samples.park.after is %d", p.After)
 	case p.IdleMemory < 0:
 		return fmt.Errorf("gpu_samples.park.idle_memory is %d", p.IdleMemory)
+	case p.Memory < 0:
+		return fmt.Errorf("gpu_samples.park.memory is %d", p.Memory)
 	}
 	return nil
 }
@@ -64,6 +67,7 @@ type ParkCause string
 // The classes of reasons.
 const (
 	CauseMemory    ParkCause = "memory"    // the machine's memory has no room
+	CauseBound     ParkCause = "bound"     // other parked kernels take too much of Park.Memory
 	CauseProcesses ParkCause = "processes" // several processes use the GPU, or one that cannot be saved
 	CauseComputes  ParkCause = "computes"  // its GPU computes, whatever is measured
 	CauseDriver    ParkCause = "driver"    // NVIDIA's driver does not do it
@@ -71,7 +75,7 @@ const (
 )
 
 // ParkCauses are all classes.
-var ParkCauses = []ParkCause{CauseMemory, CauseProcesses, CauseComputes, CauseDriver, CauseProgram}
+var ParkCauses = []ParkCause{CauseMemory, CauseBound, CauseProcesses, CauseComputes, CauseDriver, CauseProgram}
 
 // Wakes are what a supervisor has counted of the kernel's returns to its GPU.
 type Wakes struct {

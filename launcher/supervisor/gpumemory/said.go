@@ -24,6 +24,12 @@ const (
 	Silent = "NVIDIA's driver does not answer whether its GPU memory is saved"
 )
 
+// OverBound says why a kernel that would take so many bytes of the machine's memory is not parked beside others.
+func OverBound(takes, others, bound int64) string {
+	return fmt.Sprintf("it would take %d MiB of the machine's memory, and other parked kernels take %d of the %d MiB "+
+		"that are allowed", takes>>20, others>>20, bound>>20)
+}
+
 // CauseOf returns the class of a failure; nil: ekg-gpu has ended.
 func CauseOf(e *gpu.CUDAError) api.ParkCause {
 	switch {

@@ -28,6 +28,13 @@ type Seat interface {
 	Wait(since time.Time) (Turn, error)
 	// Exclusive waits until no other kernel of the machine gives its GPU back.
 	Exclusive(ctx context.Context) (end func(), err error)
+	// Saved returns what other parked kernels of the machine take of its memory, in bytes. The caller has Exclusive.
+	Saved() (int64, error)
+	// NoteSaved notes what the kernel takes of that memory, in bytes, until ForgetSaved or the end of the process that
+	// has it. The caller has Exclusive.
+	NoteSaved(pid int, bytes int64) error
+	// ForgetSaved notes that the kernel takes none of it.
+	ForgetSaved() error
 }
 
 // Turn is the wait of a kernel for its GPU. One goroutine uses it.

@@ -1,12 +1,14 @@
 package parker
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/parking"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gpumemory"
@@ -22,7 +24,8 @@ const (
 	// time for the largest GPUs.
 	unknownMemory = 192 << 30
 
-	parkRetry = time.Minute            // after an attempt that failed, if the kernel's use has changed
+	fullRetry = 10 * time.Second       // after an attempt that failed because of other parked kernels
+	parkRetry = time.Minute            // after another one that failed, if the kernel's use has changed
 	parkAgain = 9 * time.Minute        // longer after it, if the kernel's use has not changed
 	waitLook  = 20 * time.Millisecond  // between two attempts to take the GPU
 	waitLater = 250 * time.Millisecond // after the first second
@@ -154,6 +157,9 @@ func (l *life) findParked(ctx context.Context) bool {
 			return false
 		}
 	}
+	if state != api.GPUParked {
+		l.forgetSaved()
+	}
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	l.saved = state == api.GPUParked
@@ -192,6 +198,9 @@ func (l *life) save(ctx context.Context) {
 	case a.State == gpu.CUDARunning && l.SameMachine:
 		why = process.NoRoom(l.proc.PID(), memory)
 	}
+	if why == "" && a.State != gpu.CUDANone {
+		why, cause = l.reserve(cmp.Or(a.PID, l.proc.PID()), memory), api.CauseBound
+	}
 	wanted := l.seat.Wanted()
 	l.Mu.Lock()
 	if why != "" {
@@ -201,6 +210,7 @@ func (l *life) save(ctx context.Context) {
 	}
 	if due, _, _ := l.due(wanted); !due {
 		l.Mu.Unlock()
+		l.forgetSaved()
 		return // a message came, or the other kernel waits no more
 	}
 	l.own, l.saved = false, a.State != gpu.CUDANone
@@ -231,6 +241,7 @@ func (l *life) save(ctx context.Context) {
 	if a.State != gpu.CUDARunning && !l.restore(ctx, memory) {
 		return
 	}
+	l.forgetSaved()
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	l.gotGPULocked()
@@ -251,7 +262,8 @@ func (l *life) awaitTaken(ctx context.Context) {
 }
 
 // keepGPULocked notes that the kernel was not parked. That is tried again soon after the kernel has done something, and
-// later in any case: a process of the kernel may have ended. It is tried again at once if only ekg-gpu was not there.
+// later in any case: a process of the kernel may have ended. It is tried again at once if only ekg-gpu was not there,
+// and soon if other parked kernels take too much memory.
 func (l *life) keepGPULocked(why string, cause api.ParkCause) {
 	if l.reason != why {
 		l.Logger.Info("the kernel keeps its GPU", logkey.Reason, why)
@@ -259,8 +271,35 @@ func (l *life) keepGPULocked(why string, cause api.ParkCause) {
 	l.enter(api.GPUFailed, why)
 	l.cause = cause
 	l.failed, l.retry = l.Use.Version(), l.Now().Add(parkRetry)
-	if why == process.NoGPUProgram {
+	switch {
+	case why == process.NoGPUProgram:
 		l.failed, l.retry = 0, l.Now().Add(parkLook)
+	case cause == api.CauseBound:
+		l.failed, l.retry = 0, l.Now().Add(fullRetry)
+	}
+}
+
+// reserve notes what a process of the kernel takes of the machine's memory while the kernel is parked. It says why that
+// is too much; "": it is not.
+func (l *life) reserve(pid int, memory int64) (why string) {
+	takes, bound := parking.HostMemory(memory), l.settings.Memory
+	others, err := l.seat.Saved()
+	if err == nil && bound > 0 && others+takes > bound {
+		return gpumemory.OverBound(takes, others, bound)
+	}
+	if err == nil {
+		err = l.seat.NoteSaved(pid, takes)
+	}
+	if err != nil {
+		return "it is not known what parked kernels take of the machine's memory: " + err.Error()
+	}
+	return ""
+}
+
+// forgetSaved notes that the kernel takes no memory of the machine instead of its GPU's.
+func (l *life) forgetSaved() {
+	if err := l.seat.ForgetSaved(); err != nil {
+		l.Logger.Error("memory of the machine still counts as a parked kernel's", logkey.Err, err)
 	}
 }
 
@@ -334,8 +373,11 @@ func (l *life) regain(ctx context.Context, began, ahead time.Time) {
 	l.enter(api.GPUWaking, "")
 	l.gotGPULocked()
 	l.Mu.Unlock()
-	if saved && !l.restore(ctx, memory) {
-		return
+	if saved {
+		if !l.restore(ctx, memory) {
+			return
+		}
+		l.forgetSaved()
 	}
 	took := time.Since(began)
 	l.Logger.Info("the kernel has its GPU again", logkey.Waited, waited, logkey.Took, took)

@@ -82,7 +82,7 @@ func New(o Options) *Parker {
 
 // SetSeat lets the kernel give its GPU back while it does nothing. It must be called before the first Begin.
 func (p *Parker) SetSeat(seat gpumemory.Seat, o api.Park) {
-	p.seat, p.settings = seat, parking.Settings{Idle: o.Idle, After: o.After, IdleMemory: o.IdleMemory}
+	p.seat, p.settings = seat, parking.Settings{Idle: o.Idle, After: o.After, IdleMemory: o.IdleMemory, Memory: o.Memory}
 }
 
 // Answered takes an answer of ekg-gpu. It does not wait.

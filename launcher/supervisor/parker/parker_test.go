@@ -38,6 +38,11 @@ type kernel struct {
 
 	restore time.Duration  // what a restore takes
 	failure *gpu.CUDAError // of each look
+	breaks  bool           // each save fails
+	quits   bool           // the other kernel waits no more when this one is about to be saved
+	park    api.Park       // without Idle
+	others  int64          // bytes of the machine's memory that other parked kernels take
+	saved   int64          // bytes that it has noted
 }
 
 func (k *kernel) Return() error                                   { return nil }
@@ -87,8 +92,24 @@ func (k *kernel) Take() (taken bool, before int, err error) {
 	return taken, 0, err
 }
 
+func (k *kernel) Saved() (others int64, err error) {
+	k.set(func() { others = k.others })
+	return others, nil
+}
+
+func (k *kernel) NoteSaved(_ int, bytes int64) error {
+	k.set(func() {
+		k.saved = bytes
+		k.alone = k.alone || k.quits
+	})
+	return nil
+}
+
+func (k *kernel) ForgetSaved() error { return k.NoteSaved(0, 0) }
+
 func (k *kernel) AskGPU(c process.GPUCommand) {
 	switch {
+	case c.Do == gpu.Save && k.breaks:
 	case c.Do == gpu.Save && k.cuda == gpu.CUDARunning:
 		k.cuda = gpu.CUDASaved
 	case c.Do == gpu.Restore && k.cuda == gpu.CUDASaved:
@@ -111,7 +132,8 @@ func begin(t *testing.T, k *kernel) {
 	k.Parker = New(Options{Mu: &k.mu, Use: &k.use, Shell: gate.New(), Log: log, Notices: notices.New(log, "own"),
 		Requests: &table, Sessions: &sessions, Warm: func() bool { return false }, Abort: k.abort, Now: time.Now,
 		Logger: slog.New(slog.DiscardHandler)})
-	k.SetSeat(k, api.Park{Idle: time.Minute})
+	k.park.Idle = time.Minute
+	k.SetSeat(k, k.park)
 	ctx, cancel := context.WithCancel(t.Context())
 	end := k.Begin(ctx, k, false, func(why string) { t.Error(why) })
 	t.Cleanup(func() { cancel(); end() })
@@ -212,6 +234,54 @@ func TestParker_Measures(t *testing.T) {
 		if got.Restores.Sum != 2*time.Second || got.Restores.Buckets[4] != 1 {
 			t.Errorf("the restore took 2 s, counted is %+v", got.Restores)
 		}
+	})
+}
+
+// All parked kernels together take a bounded part of the machine's memory. A kernel that does not fit keeps its GPU,
+// and is parked soon after there is room. It counts while its memory is there, and not after an attempt that failed.
+func TestParker_Bound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const takes = 1<<30 + 582<<20
+		k := &kernel{cuda: gpu.CUDARunning, holds: true, park: api.Park{Memory: 3 << 30}, saved: 1}
+		k.others = 3<<30 - takes + 1
+		noted := func(want int64) {
+			t.Helper()
+			k.set(func() {
+				if k.saved != want {
+					t.Errorf("it counts for %d bytes, want %d", k.saved, want)
+				}
+			})
+		}
+		begin(t, k)
+		k.is(t, 2*time.Minute, api.GPUFailed, "it would take 1606 MiB of the machine's memory, and other parked kernels "+
+			"take 1466 of the 3072 MiB that are allowed")
+		k.set(func() {
+			if got := k.Shown(time.Time{}).Cause; got != api.CauseBound {
+				t.Errorf("the cause is %q", got)
+			}
+		})
+		noted(0)
+		k.set(func() { k.others--; k.quits = true })
+		k.is(t, fullRetry, api.GPUFailed, k.reason) // as the kernel that waited has left
+		noted(0)
+		k.set(func() { k.alone, k.quits = false, false })
+		k.is(t, fullRetry, api.GPUParked, "")
+		noted(takes)
+		k.cell(t)
+		k.is(t, time.Second, api.GPUHeld, "")
+		noted(0)
+		k.set(func() { k.breaks = true })
+		k.is(t, 2*time.Minute, api.GPUFailed, "the attempt to save its GPU memory has failed")
+		noted(0)
+	})
+}
+
+// A kernel without CUDA takes no memory of the machine, whatever others take.
+func TestParker_BoundWithoutCUDA(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{cuda: gpu.CUDANone, holds: true, park: api.Park{Memory: 1}, others: 1}
+		begin(t, k)
+		k.is(t, 2*time.Minute, api.GPUNone, "")
 	})
 }
 

@@ -226,6 +226,15 @@ func (s *Seat) Wanted() bool {
 // Exclusive does not wait: each pod has memory of its own.
 func (s *Seat) Exclusive(context.Context) (end func(), err error) { return func() {}, nil }
 
+// Saved returns 0, for the same reason.
+func (s *Seat) Saved() (int64, error) { return 0, nil }
+
+// NoteSaved does nothing: nobody asks.
+func (s *Seat) NoteSaved(int, int64) error { return nil }
+
+// ForgetSaved does nothing.
+func (s *Seat) ForgetSaved() error { return nil }
+
 // Wait puts the kernel in the line for the GPU.
 func (s *Seat) Wait(since time.Time) (gpumemory.Turn, error) {
 	return turn{s}, s.locked(func() error {
