@@ -70,7 +70,7 @@ image-check: ## build the image of deploy/Dockerfile with buildah, as root on De
 gpu-check: ## check what the documents say about GPUs, on a machine with an NVIDIA GPU; writes docs/gpu-measured.md
 	@hack/gpucheck
 
-chaos: ## the long form of the tests with cut connections, killed gateways, floods, other kernels and users, and a broken cluster: about an hour
+chaos: ## the long form of the tests with cut connections, killed gateways, floods, parked kernels, other kernels and users, and a broken cluster: over an hour
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./e2e
 
 costs: ## measure idle supervisors, floods, and a cell with many displays in JupyterLab: about ten minutes
