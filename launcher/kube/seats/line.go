@@ -17,8 +17,9 @@ import (
 // annotationLine is on the Lease of a GPU, and has its Line in JSON.
 const annotationLine = "elastic-kernel-gateway.github.io/gpu-line"
 
-// maxWaiting bounds the kernels in line for one GPU. A GPU has at most 1000 replicas.
-const maxWaiting = 1000
+// maxWaiting bounds the kernels in line for one GPU. The annotations of an object have at most 256 KiB, and a Place has
+// less than 500 bytes.
+const maxWaiting = 500
 
 // Place names a kernel that has a GPU, or waits for it, by its pod.
 type Place struct {
