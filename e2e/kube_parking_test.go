@@ -36,8 +36,8 @@ func (k *inCluster) folder(name string) (dir string) {
 }
 
 // TestE2E_KubeParking: three pods share one GPU, and their kernels take turns at it. Each starts without it, gets it by
-// its first call of CUDA, and gives it back for another one; the variables in its memory stay. No two compute at once. A
-// gateway and a supervisor are killed meanwhile, and a pod ends that has the GPU.
+// its first call of CUDA, and gives it back for another one; the variables in its memory stay. No two compute at once.
+// A gateway and a supervisor are killed meanwhile, and a pod ends that has the GPU.
 //
 // The node has no GPU. Each pod has a stand-in for NVIDIA's libraries, which report the same GPU. They cannot count the
 // memory of other pods, since each pod has process ids of its own. So a file that all pods lock shows whose turn it is.

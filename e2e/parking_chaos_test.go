@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// TestChaos_Parking: twelve kernels on two GPUs run cells for ten minutes, with CUDA and without. Each needs nearly half
-// of the memory, so a third one beside two would fail. The gateway and supervisors are killed throughout. No cell runs
-// twice, none is lost without a word, none waits for ever, and all variables stay, those on the GPU too.
+// TestChaos_Parking: twelve kernels on two GPUs run cells for ten minutes, with CUDA and without. Each needs nearly
+// half of the memory, so a third one beside two would fail. The gateway and supervisors are killed throughout. No cell
+// runs twice, none is lost without a word, none waits for ever, and all variables stay, those on the GPU too.
 func TestChaos_Parking(t *testing.T) {
 	const kernels, lasts = 12, 10 * time.Minute
 	g, usesCUDA := newParkingGateway(t, 2, "--start-wait", "1s", "--park-idle", "1s")

@@ -54,9 +54,9 @@ func TestE2E_ParkMemory(t *testing.T) {
 	a.says("print(held())", "hers\n")
 }
 
-// TestE2E_Parking: two kernels use one GPU by turns, each with more than half of its memory. The second gets it when the
-// first has been idle, and each cell gets the GPU back with the variables in it. An interrupt ends a wait, and killed
-// supervisors and gateways change nothing. The machine's memory that they may take is just enough for both.
+// TestE2E_Parking: two kernels use one GPU by turns, each with more than half of its memory. The second gets it when
+// the first has been idle, and each cell gets the GPU back with the variables in it. An interrupt ends a wait, and
+// killed supervisors and gateways change nothing. The machine's memory that they may take is just enough for both.
 func TestE2E_Parking(t *testing.T) {
 	t.Parallel() // it mostly waits
 	metrics := freeAddress(t, "127.0.0.1")
@@ -86,7 +86,7 @@ func TestE2E_Parking(t *testing.T) {
 	a.says("print(held())", "hers\n")
 	parked(second.ID, "parked")
 	parked(first.ID, "held")
-	g.eventually(10*time.Second, "both are counted, how often they took the GPU, and the return of the first", func() error {
+	g.eventually(10*time.Second, "both are counted, how often they took the GPU, and one return", func() error {
 		text := scrape(t, metrics)
 		for _, series := range []string{`ekg_parkable_kernels{state="parked"} 1`, `ekg_parkable_kernels{state="held"} 1`,
 			"ekg_park_wait_seconds_count 3", "ekg_park_restore_seconds_count 1"} {
@@ -168,8 +168,8 @@ func TestE2E_Parking(t *testing.T) {
 	g.want(204, "DELETE", "/api/kernels/"+first.ID, "", nil)
 }
 
-// TestE2E_ParkingStart: twelve kernels on two GPUs all start, half of them for each GPU, and take none. Their cells run at
-// once. The first call of CUDA takes the GPU. Then a start and a restart do not wait either.
+// TestE2E_ParkingStart: twelve kernels on two GPUs all start, half of them for each GPU, and take none. Their cells run
+// at once. The first call of CUDA takes the GPU. Then a start and a restart do not wait either.
 func TestE2E_ParkingStart(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const count = 12
@@ -242,8 +242,8 @@ func TestE2E_ParkingStart(t *testing.T) {
 	}
 }
 
-// TestE2E_ParkingAhead: in JupyterLab, typing into the notebook of a parked kernel wakes the kernel before the cell runs.
-// Without a cell it is parked again, and its next cell has its variables.
+// TestE2E_ParkingAhead: in JupyterLab, typing into the notebook of a parked kernel wakes the kernel before the cell
+// runs. Without a cell it is parked again, and its next cell has its variables.
 func TestE2E_ParkingAhead(t *testing.T) {
 	g, usesCUDA := newParkingGateway(t, 1, "--park-idle", "1s", "--park-after", "1s")
 	g.specWith("gpu", map[string]any{"env": map[string]string{"KERNEL_GPUS": "1"}},
@@ -254,9 +254,9 @@ func TestE2E_ParkingAhead(t *testing.T) {
 	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/parking.mjs"))
 }
 
-// newParkingGateway prepares a gateway whose machine has so many GPUs, of 100 MiB together. The stand-in for the driver's
-// library saves their memory. The code defines begin(bytes, text), which puts a text into the GPU's memory, and held(),
-// which reads it.
+// newParkingGateway prepares a gateway whose machine has so many GPUs, of 100 MiB together. The stand-in for the
+// driver's library saves their memory. The code defines begin(bytes, text), which puts a text into the GPU's memory,
+// and held(), which reads it.
 func newParkingGateway(t *testing.T, gpus int, args ...string) (g *gateway, code string) {
 	t.Helper()
 	nvml := newFakeNVML(t)

@@ -22,7 +22,9 @@ var mayImport = map[string][]string{
 	},
 	"cmd/buildinfo": {},
 	// What a user's machine runs: no launcher, and no server.
-	"cmd/ekg/client": {"cmd/buildinfo", "cmd/ekg/relay", "gateway/gpus", "gateway/jobs/notebook", "jupyter", "kernelspecs"},
+	"cmd/ekg/client": {
+		"cmd/buildinfo", "cmd/ekg/relay", "gateway/gpus", "gateway/jobs/notebook", "jupyter", "kernelspecs",
+	},
 	"cmd/ekg/relay":  {"gateway/jobs/notebook", "jupyter", "jupyter/framing", "jupyter/notice", "jupyter/zmtp"},
 	"cmd/ekg": {
 		"cmd/ekg/client",

@@ -60,8 +60,8 @@ func drawAct(t *rapid.T) act {
 	times := []time.Duration{0, 10 * time.Millisecond, time.Second, 3 * time.Second, 15 * time.Second}
 	return act{
 		Kernel: rapid.IntRange(0, 2).Draw(t, "kernel"),
-		What: rapid.SampledFrom([]string{"cell", "cuda", "cuda", "cuda", "complete", "types", "interrupt", "keep", "kill kernel",
-			"kill supervisor", "not run", "dies", "silent", "fails"}).Draw(t, "what"),
+		What: rapid.SampledFrom([]string{"cell", "cuda", "cuda", "cuda", "complete", "types", "interrupt", "keep",
+			"kill kernel", "kill supervisor", "not run", "dies", "silent", "fails"}).Draw(t, "what"),
 		Takes: rapid.SampledFrom(times).Draw(t, "takes"),
 		Move:  rapid.Bool().Draw(t, "move"),
 		Then:  rapid.SampledFrom(times).Draw(t, "then"),

@@ -271,8 +271,8 @@ func (p *Parker) use() (u parking.Use) {
 	return u
 }
 
-// due reports whether the kernel is to be parked now. wanted says whether another kernel waits for its GPU. Otherwise it
-// reports whether it would be parked now for another one, and how long it is until the answer may change.
+// due reports whether the kernel is to be parked now. wanted says whether another kernel waits for its GPU. Otherwise
+// it reports whether it would be parked now for another one, and how long it is until the answer may change.
 func (p *Parker) due(wanted bool) (now, forOther bool, pause time.Duration) {
 	use, at := p.use(), p.Now()
 	retry := p.retry
