@@ -16,6 +16,11 @@ var idleSettings = []Group{
 				"kernel with any request in progress is not idle. See docs/idle.md",
 		},
 		{
+			Name: "cull-parked-timeout", Env: []string{"EKG_CULL_PARKED_TIMEOUT"}, def: "0s",
+			value: limit(func(s *Settings) *time.Duration { return &s.Local.Cull.ParkedTimeout }),
+			Usage: "how long a parked kernel may be idle before it is culled; 0: as long as any other. See --park-idle",
+		},
+		{
 			Name: "cull-connected", Env: []string{"EKG_CULL_CONNECTED"}, def: "true",
 			value: not(func(s *Settings) *bool { return &s.Local.Cull.Unattended }),
 			Usage: "cull idle kernels even while pages are connected. With false, the idle time begins when the last page " +

@@ -92,6 +92,8 @@ func TestNext_EarliestLimit(t *testing.T) {
 	at := func(d time.Duration) time.Time { return begin.Add(d) }
 	const hour = time.Hour
 	all := api.Cull{IdleTimeout: 2 * hour, BusyLimit: 3 * hour, MaxAge: 10 * hour, Warning: hour}
+	parked := all
+	parked.ParkedTimeout = 4 * hour
 	up := Usage{Up: true, Started: begin, Idle: Idle{Since: at(hour)}, LastOutput: at(hour)}
 	for _, tc := range []struct {
 		name   string
@@ -117,6 +119,14 @@ func TestNext_EarliestLimit(t *testing.T) {
 			api.LimitIdle, "it was idle for 1h0m0s"},
 		{"busy and silent", api.Cull{IdleTimeout: hour, Busy: true},
 			func(u *Usage) { u.Busy, u.LastOutput = true, at(2*hour) }, 3 * hour, api.LimitIdle, "it was idle for 1h0m0s"},
+		{"parked, with no time of its own", all, func(u *Usage) { u.Parking = Parking{Parked: true, Woken: at(2 * hour)} },
+			3 * hour, api.LimitIdle, "it was idle for 2h0m0s"},
+		{"parked", parked, func(u *Usage) { u.Parking.Parked = true }, 5 * hour, api.LimitIdle, "it was idle for 4h0m0s"},
+		{"woken without a cell", parked, func(u *Usage) { u.Parking.Woken = at(4 * hour) }, 6 * hour, api.LimitIdle,
+			"it was idle for 2h0m0s"},
+		{"parked, and no other is culled", api.Cull{ParkedTimeout: hour}, func(u *Usage) { u.Parking.Parked = true },
+			2 * hour, api.LimitIdle, "it was idle for 1h0m0s"},
+		{"held, and only parked ones are culled", api.Cull{ParkedTimeout: hour}, func(*Usage) {}, 0, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			u := up

@@ -18,6 +18,7 @@ type Usage struct {
 	Connected  bool
 	Left       time.Time // when the last connection ended; zero: none has ended
 	KeepUntil  time.Time // zero: its owner does not keep it
+	Parking    Parking
 }
 
 // Plan says when and why a kernel will be culled if nothing happens to it until then. The zero value means never.
@@ -39,7 +40,9 @@ func (p *Plan) State(at time.Time) string {
 }
 
 // Ends reports whether the settings have any limit.
-func Ends(c *api.Cull) bool { return c.IdleTimeout > 0 || c.BusyLimit > 0 || c.MaxAge > 0 }
+func Ends(c *api.Cull) bool {
+	return c.IdleTimeout > 0 || c.ParkedTimeout > 0 || c.BusyLimit > 0 || c.MaxAge > 0
+}
 
 // warning returns the time between the warning of users and an end by the limit.
 func warning(c *api.Cull, limit time.Duration) time.Duration { return min(c.Warning, limit/2) }
@@ -56,10 +59,17 @@ func Next(c *api.Cull, u Usage) Plan {
 }
 
 func idlePlan(c *api.Cull, u Usage) Plan {
-	if c.IdleTimeout == 0 || !u.Up || u.Busy && !c.Busy || u.Connected && c.Unattended {
+	timeout, since := c.IdleTimeout, u.Idle.Since
+	if c.ParkedTimeout > 0 {
+		since = latest(since, u.Parking.Woken)
+		if u.Parking.Parked {
+			timeout = c.ParkedTimeout
+		}
+	}
+	if timeout == 0 || !u.Up || u.Busy && !c.Busy || u.Connected && c.Unattended {
 		return Plan{}
 	}
-	since, warn := u.Idle.Since, warning(c, c.IdleTimeout)
+	warn := warning(c, timeout)
 	if c.Unattended {
 		since = latest(since, u.Left)
 	}
@@ -67,7 +77,7 @@ func idlePlan(c *api.Cull, u Usage) Plan {
 		since = latest(since, u.LastOutput)
 	}
 	p := Plan{Limit: api.LimitIdle, how: "idle for %s", since: since}
-	p.At = latest(since.Add(c.IdleTimeout), u.KeepUntil)
+	p.At = latest(since.Add(timeout), u.KeepUntil)
 	if !u.Idle.LongWork.IsZero() {
 		p.At = latest(p.At, u.Idle.LongWork.Add(warn))
 	}

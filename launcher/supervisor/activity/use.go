@@ -17,6 +17,7 @@ type Use struct {
 	Started  time.Time // when the kernel was started first, or again after its end
 	Left     time.Time // when the last connection ended; zero: none has ended
 	Computes bool      // its processes use more than Cull.CPU or Cull.GPU, or may
+	Parking  Parking
 
 	now  func() time.Time
 	cull *api.Cull
@@ -26,6 +27,23 @@ type Use struct {
 type Keeps struct {
 	KeepUntil    time.Time // it is not culled
 	KeepGPUUntil time.Time // it is not parked
+}
+
+// Parking is whether the kernel's GPU memory is saved.
+type Parking struct {
+	Parked bool
+	Woken  time.Time // when it was restored last; zero: never, or by an earlier supervisor
+}
+
+// Park notes whether the kernel's GPU memory is saved.
+func (u *Use) Park(parked bool) {
+	if parked == u.Parking.Parked {
+		return
+	}
+	u.version++
+	if u.Parking.Parked = parked; !parked {
+		u.Parking.Woken = u.now()
+	}
 }
 
 // NewUse returns the Use of a kernel that is starting.
@@ -42,7 +60,7 @@ func (u *Use) Again() { u.Started, u.Keeps, u.GPUs.Sum = u.now(), Keeps{}, api.G
 func (u *Use) usage(connected bool) (v Usage, polling bool) {
 	v, polling = u.Clock.Usage()
 	v.Busy = v.Busy || u.Computes
-	v.Started, v.Connected, v.Left, v.KeepUntil = u.Started, connected, u.Left, u.KeepUntil
+	v.Started, v.Connected, v.Left, v.KeepUntil, v.Parking = u.Started, connected, u.Left, u.KeepUntil, u.Parking
 	return v, polling && !u.Computes
 }
 

@@ -13,15 +13,19 @@ import (
 // the kernel is up. It restarts at the end of each cell and of each answer to a prompt.
 type Cull struct {
 	IdleTimeout time.Duration `json:"idle_timeout,omitempty"` // longest idle time; 0: no limit
-	Busy        bool          `json:"busy,omitempty"`         // a busy kernel without output counts as idle
-	Unattended  bool          `json:"unattended,omitempty"`   // a kernel with connected clients never counts as idle
-	BusyLimit   time.Duration `json:"busy_limit,omitempty"`   // longest time of one request; 0: no limit
-	MaxAge      time.Duration `json:"max_age,omitempty"`      // longest life, even if busy; 0: no limit
-	KeepLimit   time.Duration `json:"keep_limit,omitempty"`   // how far ahead an owner may keep it; 0: not at all
-	Warning     time.Duration `json:"warning,omitempty"`      // from warning to end; at most half of the limit
-	Interval    time.Duration `json:"interval,omitempty"`     // between two checks; 0: DefaultCullInterval
-	CPU         float64       `json:"cpu,omitempty"`          // more processors in use: busy; 0: not measured
-	GPU         float64       `json:"gpu,omitempty"`          // more GPUs in use: busy; 0: not measured
+	// ParkedTimeout is the longest idle time of a parked kernel; 0: IdleTimeout. If it is set, the idle time of
+	// one that was woken ahead of a cell begins then.
+	ParkedTimeout time.Duration `json:"parked_timeout,omitempty"`
+
+	Busy       bool          `json:"busy,omitempty"`       // a busy kernel without output counts as idle
+	Unattended bool          `json:"unattended,omitempty"` // a kernel with connected clients never counts as idle
+	BusyLimit  time.Duration `json:"busy_limit,omitempty"` // longest time of one request; 0: no limit
+	MaxAge     time.Duration `json:"max_age,omitempty"`    // longest life, even if busy; 0: no limit
+	KeepLimit  time.Duration `json:"keep_limit,omitempty"` // how far ahead an owner may keep it; 0: not at all
+	Warning    time.Duration `json:"warning,omitempty"`    // from warning to end; at most half of the limit
+	Interval   time.Duration `json:"interval,omitempty"`   // between two checks; 0: DefaultCullInterval
+	CPU        float64       `json:"cpu,omitempty"`        // more processors in use: busy; 0: not measured
+	GPU        float64       `json:"gpu,omitempty"`        // more GPUs in use: busy; 0: not measured
 }
 
 // The names of Cull's limits, in Ending.CulledFor and in metrics.
@@ -42,6 +46,14 @@ func (c Cull) For(user kernelspecs.CullTimes) Cull {
 			*to = time.Duration(*from)
 		}
 	}
+	return c.parkedFor(user.IdleTimeout)
+}
+
+// parkedFor drops ParkedTimeout if an idle time was set for a user or a kernelspec that is not shorter.
+func (c Cull) parkedFor(idle *kernelspecs.Duration) Cull {
+	if idle != nil && (*idle == 0 || time.Duration(*idle) >= c.ParkedTimeout) {
+		c.ParkedTimeout = 0
+	}
 	return c
 }
 
@@ -60,7 +72,7 @@ func (c Cull) With(spec kernelspecs.CullTimes) Cull {
 		c.Warning = time.Duration(*spec.Warning)
 	}
 	c.CPU = spec.CPU
-	return c
+	return c.parkedFor(spec.IdleTimeout)
 }
 
 // tighter returns the shorter of two limits; 0 is no limit.
@@ -74,8 +86,8 @@ func tighter(a, b time.Duration) time.Duration {
 // Validate says what is wrong with the settings, with the JSON key in front.
 func (c *Cull) Validate() error {
 	for name, d := range map[string]time.Duration{"idle_timeout": c.IdleTimeout, "busy_limit": c.BusyLimit,
-		"max_age":    c.MaxAge,
-		"keep_limit": c.KeepLimit, "warning": c.Warning, "interval": c.Interval} {
+		"parked_timeout": c.ParkedTimeout, "max_age": c.MaxAge, "keep_limit": c.KeepLimit,
+		"warning": c.Warning, "interval": c.Interval} {
 		if d < 0 {
 			return fmt.Errorf("cull.%s is %d", name, d)
 		}

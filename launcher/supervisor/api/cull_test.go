@@ -27,6 +27,20 @@ func TestCull_For(t *testing.T) {
 	}
 }
 
+// TestCull_Parked: an idle time of a user or a kernelspec counts for parked kernels too, if it is not shorter.
+func TestCull_Parked(t *testing.T) {
+	for idle, want := range map[time.Duration]time.Duration{0: 0, 4: 5, 5: 0, 6: 0} {
+		times := kernelspecs.CullTimes{IdleTimeout: (*kernelspecs.Duration)(&idle)}
+		all := Cull{IdleTimeout: 1, ParkedTimeout: 5}
+		if user, spec := all.For(times), all.With(times); user.ParkedTimeout != want || spec.ParkedTimeout != want {
+			t.Errorf("%d: %d and %d", idle, user.ParkedTimeout, spec.ParkedTimeout)
+		}
+	}
+	if c := (Cull{ParkedTimeout: -1}); c.Validate() == nil {
+		t.Error("a negative time is valid")
+	}
+}
+
 func TestCull_With(t *testing.T) {
 	d := func(v time.Duration) *kernelspecs.Duration { return (*kernelspecs.Duration)(&v) }
 	operator := Cull{IdleTimeout: 1, BusyLimit: 10, Warning: 1, KeepLimit: 7}

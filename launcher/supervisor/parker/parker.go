@@ -109,6 +109,7 @@ func (p *Parker) enter(state api.ParkState, reason string) {
 		p.version++
 	}
 	p.state, p.reason = state, reason
+	p.Use.Park(state == api.GPUParked)
 }
 
 // Version changes when what Shown returns has changed, except for the time that it is given.
@@ -316,6 +317,7 @@ func (p *Parker) Begin(ctx context.Context, proc Process, adopted bool, giveUp f
 		p.Mu.Lock()
 		defer p.Mu.Unlock()
 		p.state, p.reason, p.wish = "", "", false
+		p.Use.Park(false)
 		p.version++
 		p.Notices.GPU.End("")
 		p.Notices.Parked.End("")

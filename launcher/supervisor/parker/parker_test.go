@@ -151,6 +151,16 @@ func (k *kernel) is(t *testing.T, after time.Duration, state api.ParkState, reas
 	}
 }
 
+// culls checks whether the kernel counts as parked for the time after which it is culled.
+func (k *kernel) culls(t *testing.T, parked bool) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.use.Parking; p.Parked != parked || !parked && !p.Woken.Equal(time.Now()) {
+		t.Errorf("parked is %+v", p)
+	}
+}
+
 // cell sends a cell to the kernel's shell.
 func (k *kernel) cell(t *testing.T) {
 	t.Helper()
@@ -295,5 +305,9 @@ func TestParker_Keep(t *testing.T) {
 		k.mu.Unlock()
 		k.is(t, 59*time.Minute, api.GPUHeld, "")
 		k.is(t, 3*time.Minute, api.GPUParked, "")
+		k.culls(t, true)
+		k.cell(t)
+		k.is(t, 0, api.GPUHeld, "")
+		k.culls(t, false)
 	})
 }
