@@ -62,7 +62,9 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 	case h.MsgType == "shutdown_request" && c.guest:
 		return "Forbidden", "only the kernel's owner may shut it down; you may restart it"
 	case h.MsgType == "debug_request" && s.parker.Lacks(m, h.MsgType): // a call of CUDA would block control
-		return "Parked", "the kernel has given its GPU back: run a cell, which takes it again, and look then"
+		s.parker.ExpectCell()
+		return "Parked", "the kernel has given its GPU back. If the GPU is free, it takes it now: look again in a moment, " +
+			"or run a cell"
 	}
 	return "", ""
 }

@@ -302,7 +302,8 @@ func TestParking_Keep(t *testing.T) {
 	p.is(api.GPUHeld, "")
 }
 
-// A parked kernel answers a debugger with the reason, and stays parked. A call of CUDA would block the control channel.
+// A parked kernel answers a debugger with the reason, since a call of CUDA would block the control channel. It takes a
+// free GPU for the next question.
 func TestParking_Debugger(t *testing.T) {
 	p := startParkable(t, "running")
 	p.rest()
@@ -312,10 +313,13 @@ func TestParking_Debugger(t *testing.T) {
 	if !strings.Contains(string(r.Content), "has given its GPU back") {
 		t.Errorf("answered with %s", r.Content)
 	}
-	p.is(api.GPUParked, "")
+	p.is(api.GPUParked, "") // another kernel waits for the GPU
 	p.seat.set(func() { p.seat.wanted = false })
-	p.says("print 1")
 	p.is(api.GPUHeld, "")
+	asks = p.send(jupyter.Control, "debug_request", map[string]any{"type": "request", "command": "evaluate"})
+	if r, _ := find(p.result(asks), "debug_reply", asks); strings.Contains(string(r.Content), "GPU") {
+		t.Errorf("with its GPU it is answered with %s", r.Content)
+	}
 }
 
 // callsCUDA says what Process says while a call of CUDA waits.
