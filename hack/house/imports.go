@@ -25,7 +25,7 @@ var mayImport = map[string][]string{
 	"cmd/ekg/client": {
 		"cmd/buildinfo", "cmd/ekg/relay", "gateway/gpus", "gateway/jobs/notebook", "jupyter", "kernelspecs",
 	},
-	"cmd/ekg/relay":  {"gateway/jobs/notebook", "jupyter", "jupyter/framing", "jupyter/notice", "jupyter/zmtp"},
+	"cmd/ekg/relay": {"gateway/jobs/notebook", "jupyter", "jupyter/framing", "jupyter/notice", "jupyter/zmtp"},
 	"cmd/ekg": {
 		"cmd/ekg/client",
 		"cmd/ekg/settings",
