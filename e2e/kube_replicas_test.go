@@ -307,7 +307,7 @@ func TestE2E_KubeJupyterLab(t *testing.T) {
 		"EKG_EXTENSION=" + theExtension(t),
 		"EKG_KERNELS=python3",
 		"EKG_ARTIFACTS=" + strings.TrimSuffix(k.log, ".log"),
-		"EKG_ONLY=back after 1 s|^the page is reloaded|tab is closed",
+		"EKG_ONLY=back after 1 s|^the page is reloaded|tab is closed for",
 	}
 	k.script(10*time.Minute, env, "node", filepath.Join(k.gateway.in.repository, "e2e/testdata/browser/away.mjs"))
 }

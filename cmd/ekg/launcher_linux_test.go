@@ -20,6 +20,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podbuild"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/wish"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/parking"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -71,7 +72,8 @@ func TestPodOptions(t *testing.T) {
 		o.Cull, o.StopGrace = api.Cull{}, 0 // other tests have them
 		return o
 	}
-	got, want := options(map[string][]string{}), podbuild.Options{Namespace: "kernels", SupervisorImage: "ekg:1"}
+	got, want := options(map[string][]string{}), podbuild.Options{Namespace: "kernels", SupervisorImage: "ekg:1",
+		Park: api.Park{IdleMemory: parking.DefaultIdleMemory}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("without settings: got %+v, want %+v", got, want)
 	}
