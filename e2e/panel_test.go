@@ -35,7 +35,8 @@ func TestE2E_PanelNotebook(t *testing.T) {
 }
 
 // newPanelGateway starts a gateway with one GPU, which does what a file says, and the users ann, whose token is the
-// gateway's, and bob. The kernelspec "gpu" asks for the GPU. The kernel of "hostile" fails when there is the file flag.
+// gateway's, and bob. The kernelspec "gpu" asks for the GPU and keeps it, and kernels of "parked" may be parked. The
+// kernel of "hostile" fails when there is the file flag.
 func newPanelGateway(t *testing.T) *gateway {
 	t.Helper()
 	nvml := newFakeNVML(t)
@@ -47,7 +48,10 @@ func newPanelGateway(t *testing.T) *gateway {
 	python := filepath.Join(g.in.dir, "lab/bin/python")
 	g.specWith("gpu", map[string]any{
 		"display_name": "Python 3 (GPU)", "env": map[string]string{"KERNEL_GPUS": "1", "GPU_USE": nvml.dir + "/use"},
+		"metadata": map[string]any{"ekg": map[string]any{"park": false}},
 	}, python, "-m", "ipykernel_launcher", "-f", "{connection_file}")
+	g.specWith("parked", map[string]any{"display_name": "Parked", "env": map[string]string{"KERNEL_GPUS": "1"}}, python, "-m",
+		"ipykernel_launcher", "-f", "{connection_file}")
 	g.specWith("hostile", map[string]any{"display_name": hostileText}, "/bin/sh", "-c",
 		"if [ -e '"+g.flag()+"' ]; then echo '"+hostileText+"' >&2; exit 3; fi; exec \"$@\"",
 		"sh", python, "-m", "ipykernel_launcher", "-f", "{connection_file}")

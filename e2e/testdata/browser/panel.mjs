@@ -215,15 +215,17 @@ await check('keep and undo, with the keyboard; a refusal is shown', async () => 
 });
 
 await check('keep the GPU and undo', async () => {
-  await panel.reads('train.ipynb', 'GPU not kept');
-  await panel.row('train.ipynb').getByRole('button', { name: /^Keep the GPU/ }).click();
+  const parkable = (await rest('/api/kernels', { method: 'POST', body: JSON.stringify({ name: 'parked' }) })).id;
+  await panel.reads('Parked', 'GPU not kept', 30);
+  await panel.row('Parked').getByRole('button', { name: /^Keep the GPU/ }).click();
   await panel.item('Keep the GPU for 1 Hour').click();
-  await panel.reads('train.ipynb', 'GPU kept until');
-  const { keep_until, parked } = await model(id);
+  await panel.reads('Parked', 'GPU kept until');
+  const { keep_until, parked } = await model(parkable);
   const minutes = (Date.parse(parked.keep_gpu_until) - Date.now()) / 60e3;
   if (keep_until || Math.abs(minutes - 60) > 5) throw new Error(`the GPU is kept for ${minutes} min, and ${keep_until}`);
-  await panel.row('train.ipynb').getByRole('button', { name: /^Undo keeping the GPU/ }).click();
-  await panel.reads('train.ipynb', 'GPU not kept');
+  await panel.row('Parked').getByRole('button', { name: /^Undo keeping the GPU/ }).click();
+  await panel.reads('Parked', 'GPU not kept');
+  await rest(`/api/kernels/${parkable}`, { method: 'DELETE' });
 }, 60);
 
 await check('share with a user and a group, and remove', async () => {
