@@ -50,8 +50,8 @@ func newPanelGateway(t *testing.T) *gateway {
 		"display_name": "Python 3 (GPU)", "env": map[string]string{"KERNEL_GPUS": "1", "GPU_USE": nvml.dir + "/use"},
 		"metadata": map[string]any{"ekg": map[string]any{"park": false}},
 	}, python, "-m", "ipykernel_launcher", "-f", "{connection_file}")
-	g.specWith("parked", map[string]any{"display_name": "Parked", "env": map[string]string{"KERNEL_GPUS": "1"}}, python, "-m",
-		"ipykernel_launcher", "-f", "{connection_file}")
+	g.specWith("parked", map[string]any{"display_name": "Parked", "env": map[string]string{"KERNEL_GPUS": "1"}},
+		python, "-m", "ipykernel_launcher", "-f", "{connection_file}")
 	g.specWith("hostile", map[string]any{"display_name": hostileText}, "/bin/sh", "-c",
 		"if [ -e '"+g.flag()+"' ]; then echo '"+hostileText+"' >&2; exit 3; fi; exec \"$@\"",
 		"sh", python, "-m", "ipykernel_launcher", "-f", "{connection_file}")
