@@ -263,7 +263,7 @@ func (w *world) check(t require) {
 	}
 }
 
-// TestServer_Model: whatever gateways and supervisors hear late, lose, repeat or forget, and whoever is killed: no two
+// TestServer_Model: whatever gateways and supervisors hear late, lose, repeat or forget, and whatever is killed: no two
 // kernels have the GPU. When all is heard again, each kernel that waits gets its turn: the first that asked first, and
 // jobs last.
 func TestServer_Model(t *testing.T) {
