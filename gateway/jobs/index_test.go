@@ -201,3 +201,24 @@ func TestStore_Light(t *testing.T) {
 		t.Errorf("it was written: %v", err)
 	}
 }
+
+// BenchmarkManager_List is the list of a user with one job beside so many jobs of another user.
+func BenchmarkManager_List(b *testing.B) {
+	for _, jobs := range []int{100, 1000, 4000} {
+		b.Run(strconv.Itoa(jobs), func(b *testing.B) {
+			m := New(&launchertest.MemoryRecords{}, newCluster(0), Policy{}, slog.New(slog.DiscardHandler))
+			for i := range jobs + 1 {
+				owner := []string{"ann", "eve"}[min(i, 1)]
+				if _, _, err := m.Submit(b.Context(), submission(owner, strconv.Itoa(i))); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				got, err := m.List(b.Context(), func(j *Job) bool { return j.Owner == "ann" })
+				if err != nil || len(got) != 1 {
+					b.Fatal(len(got), err)
+				}
+			}
+		})
+	}
+}

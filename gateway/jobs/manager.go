@@ -247,11 +247,16 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 	return s.Job, true, nil
 }
 
-// readable returns all jobs, or at least those that have not ended, those that start first in front; see index.read.
-func (m *Manager) readable(ctx context.Context, onlyOpen bool) (all []stored, damaged map[string]bool, err error) {
-	all, damaged, err = m.index.read(ctx, m.store.keeper, onlyOpen, func(id string, err error) {
+// read returns all jobs, or at least those that have not ended; see index.read.
+func (m *Manager) read(ctx context.Context, onlyOpen bool) (all []stored, damaged map[string]bool, err error) {
+	return m.index.read(ctx, m.store.keeper, onlyOpen, func(id string, err error) {
 		m.log.Error("the record of a job cannot be read", logkey.Job, id, logkey.Err, err)
 	})
+}
+
+// readable is read with the jobs in front that start first.
+func (m *Manager) readable(ctx context.Context, onlyOpen bool) (all []stored, damaged map[string]bool, err error) {
+	all, damaged, err = m.read(ctx, onlyOpen)
 	slices.SortFunc(all, func(a, b stored) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
@@ -260,7 +265,7 @@ func (m *Manager) readable(ctx context.Context, onlyOpen bool) (all []stored, da
 
 // List returns the jobs for which want is true, the oldest first.
 func (m *Manager) List(ctx context.Context, want func(*Job) bool) ([]Job, error) {
-	all, _, err := m.readable(ctx, false)
+	all, _, err := m.read(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +286,7 @@ func (m *Manager) List(ctx context.Context, want func(*Job) bool) ([]Job, error)
 		}
 		list = append(list, all[i].Job)
 	}
-	slices.SortStableFunc(list, func(a, b Job) int { return a.Created.Compare(b.Created) })
+	slices.SortFunc(list, func(a, b Job) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID)) })
 	return list, nil
 }
 
