@@ -39,7 +39,11 @@ func TestChaos_Parking(t *testing.T) {
 		done.Go(func() {
 			for !t.Failed() && time.Now().Before(ends) {
 				k.cell(5 * time.Minute)
-				time.Sleep(time.Duration(k.random.IntN(5000)) * time.Millisecond)
+				pause := time.Duration(k.random.IntN(3000)) * time.Millisecond
+				if k.random.IntN(3) == 0 {
+					pause += 20 * time.Second // it is idle for long enough to give its GPU to another
+				}
+				time.Sleep(pause)
 			}
 			cells.Add(k.cells)
 			woken.Add(k.woken)
