@@ -50,7 +50,7 @@ func TestChaos_Parking(t *testing.T) {
 			lost.Add(k.lost)
 		})
 	}
-	for !t.Failed() && time.Now().Before(ends.Add(-time.Minute)) {
+	for !t.Failed() && time.Now().Before(ends.Add(-time.Minute)) { // random pauses are the faults' pace
 		time.Sleep(time.Duration(5+random.IntN(10)) * time.Second)
 		if random.IntN(3) == 0 {
 			g.kill()

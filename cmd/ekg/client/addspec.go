@@ -222,8 +222,8 @@ func dataDir(system string, getenv func(string) string) (string, error) {
 	return at(getenv("HOME"), ".local", "share", "jupyter")
 }
 
-// readAdded reads a kernelspec that `ekg kernelspec add` has written. The error wraps fs.ErrNotExist if there is no
-// kernelspec.
+// readAdded reads a kernelspec that `ekg kernelspec add` has written. The error for a missing kernelspec wraps
+// fs.ErrNotExist.
 func readAdded(dir string) (from addedFrom, err error) {
 	path := filepath.Join(dir, "kernel.json")
 	text, err := os.ReadFile(path)

@@ -104,7 +104,8 @@ func storedTokens() (all map[string]string, path string, err error) {
 	return all, path, nil
 }
 
-// storedToken returns the token of `ekg login` for a gateway, or "". Without a configuration folder there is none.
+// storedToken returns the token that `ekg login` has stored for a gateway. It returns "" for a gateway without one, and
+// where the user has no configuration folder.
 func storedToken(shown string) (string, error) {
 	all, path, err := storedTokens()
 	if path == "" {

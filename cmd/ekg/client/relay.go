@@ -70,7 +70,7 @@ func runRelay(ctx context.Context, r *kernelRun) error {
 		}
 	}
 	o := relay.Options{File: r.c.String("f"), Gateway: at, Keep: keep, ParentGone: parentGone(), Signals: signals,
-		Say: func(text string) { _ = r.note("%s", text) }} // nobody reads stderr any more
+		Say: func(text string) { _ = r.note("%s", text) }} // stderr may be closed
 	if kernel := r.c.String("existing"); kernel != "" {
 		g, id, err := locate(ctx, r.gateways, kernel)
 		if err != nil {
@@ -162,7 +162,7 @@ func (g *relayGateway) State(ctx context.Context, id string) (state, reason stri
 	return k.State, k.Reason, goneError(err)
 }
 
-// goneError makes the answer that there is no such kernel one that wraps notebook.ErrGone.
+// goneError returns the error of a request. A kernel that does not exist is reported by notebook.ErrGone.
 func goneError(err error) error {
 	var refused *refusedError
 	if errors.As(err, &refused) && refused.status == http.StatusNotFound {

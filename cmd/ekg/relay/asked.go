@@ -35,7 +35,7 @@ func newAsked() *asked { return &asked{requests: map[request]question{}} }
 // add notes a message of a program, if it is a request. It reports false if too many wait.
 func (a *asked) add(c jupyter.Channel, h jupyter.Header, header []byte, by *zmtp.Peer) bool {
 	if !strings.HasSuffix(h.MsgType, "_request") {
-		return true // nobody waits for an answer
+		return true // the message has no answer
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,7 +86,7 @@ func (a *asked) cell() []byte {
 	return oldest.cell
 }
 
-// answered reports whether the kernel has answered a request, or nobody has asked one.
+// answered reports whether the kernel has answered a request. It is true before the first request too.
 func (a *asked) answered() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

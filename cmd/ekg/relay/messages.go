@@ -120,7 +120,7 @@ func (r *relay) receive() error {
 func (r *relay) fromKernel(m *jupyter.Message) error {
 	parent, err := jupyter.ParseHeader(m.Parent)
 	if err != nil {
-		return nil // it belongs to nobody, and the supervisor has checked it
+		return nil // no request has this parent. The supervisor checks headers, so this does not happen
 	}
 	switch m.Channel {
 	case jupyter.IOPub:

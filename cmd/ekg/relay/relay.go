@@ -69,7 +69,7 @@ type Options struct {
 	Say        func(text string) // prints a line for people
 }
 
-// Ends of a relay that are no failures.
+// These ends of a relay are wanted.
 var (
 	errShutdown = errors.New("a program has shut the kernel down")
 	errRestart  = errors.New("a program restarts the kernel")
@@ -100,7 +100,8 @@ type relay struct {
 	running sync.WaitGroup
 }
 
-// Run relays until the kernel ends, or until nobody wants the relay any more. The error says why the kernel is lost.
+// Run relays until the kernel ends, a program shuts it down or restarts it, a signal comes, or the program that has
+// started the relay ends. The error says why the kernel is lost.
 func Run(o Options) error {
 	file, err := readConnectionFile(o.File)
 	if err != nil {
@@ -276,7 +277,8 @@ func (r *relay) tell() {
 	}
 }
 
-// leave ends the relay for a cause. It deletes the kernel if nobody wants it any more.
+// leave ends the relay for a cause. It deletes the kernel after a shutdown, and unless Keep is set also after a signal
+// and after the end of the program that has started the relay.
 func (r *relay) leave(cause error) error {
 	wanted := errors.Is(cause, errRestart)
 	if errors.Is(cause, errSignal) || errors.Is(cause, errParent) {
@@ -347,7 +349,7 @@ func topic(m *jupyter.Message) []byte {
 	return []byte("ekg." + cmp.Or(jupyter.StringField(m.Header, "msg_type"), "message"))
 }
 
-// isOutput reports whether a program that falls behind may lose a message. What says how a cell goes is never lost.
+// isOutput reports whether a program that falls behind may lose a message of this type. Statuses and errors are kept.
 func isOutput(msgType string) bool {
 	switch msgType {
 	case "stream", "display_data", "update_display_data", "execute_result", "comm_msg":

@@ -218,7 +218,7 @@ func TestAsked(t *testing.T) {
 		return a.add(c, jupyter.Header{MsgID: id, MsgType: kind}, []byte(id), by)
 	}
 	if !a.answered() {
-		t.Error("an answer is missing although nobody has asked")
+		t.Error("an answer is missing before the first request")
 	}
 	add(jupyter.Shell, "1", "kernel_info_request", first)
 	add(jupyter.Shell, "2", "execute_request", second)
