@@ -149,3 +149,20 @@ func TestPark_Bounds(t *testing.T) {
 		}
 	}
 }
+
+func TestLeastUsed(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		uses map[string][]float64
+		want string
+	}{
+		{"none", nil, ""},
+		{"the first", map[string][]float64{"b": nil, "a": nil}, "a"},
+		{"fewer kernels", map[string][]float64{"a": {0, 0}, "b": {0}}, "b"},
+		{"less use", map[string][]float64{"a": {0.5}, "b": {0.01, 0, 0.1}}, "b"},
+	} {
+		if got := leastUsed(test.uses); got != test.want {
+			t.Errorf("%s: got %q, want %q", test.name, got, test.want)
+		}
+	}
+}

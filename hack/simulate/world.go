@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -133,12 +135,29 @@ func (w *world) starts(id string, s *session, m *machine) {
 		uses[k.GPUs[0]] = append(uses[k.GPUs[0]], float64(k.busy)/float64(w.now-k.start+1))
 	}
 	if !w.moves {
-		gpus = []string{parking.Place(uses)}
+		gpus = []string{leastUsed(uses)}
 	}
 	k := &kernel{session: s, machine: m, sent: s.start, Kernel: parking.Kernel{ID: id, State: parking.None, GPUs: gpus,
 		Use: parking.Use{IdleSince: w.clock(), Memory: s.memory}}}
 	m.kernels = append(m.kernels, k)
 	w.plan(k)
+}
+
+// leastUsed chooses the GPU of a kernel that starts: the one that its kernels use least. It gets the GPUs, and the part
+// of the time in which each kernel of a GPU uses it. A kernel counts a little even if it has not used its GPU yet.
+func leastUsed(uses map[string][]float64) string {
+	const least = 0.01
+	load := func(gpu string) (sum float64) {
+		for _, use := range uses[gpu] {
+			sum += max(use, least)
+		}
+		return sum
+	}
+	gpus := slices.Sorted(maps.Keys(uses))
+	if len(gpus) == 0 {
+		return ""
+	}
+	return slices.MinFunc(gpus, func(a, b string) int { return cmp.Compare(load(a), load(b)) })
 }
 
 // plan plans the next cell of a kernel whose last one has ended.

@@ -2,7 +2,6 @@ package parking
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 )
@@ -194,21 +193,4 @@ func (t *turns) again(due time.Time) {
 // the driver save and restore all the time.
 func (k *Kernel) nextAhead() time.Time {
 	return k.Woken.Add(worth * (SaveTime(k.Memory) + RestoreTime(k.Memory)))
-}
-
-// Place chooses the GPU of a kernel that starts: the one that its kernels use least. It gets the GPUs, and the part of
-// the time in which each kernel of a GPU uses it. A kernel counts a little even if it has not used its GPU yet.
-func Place(uses map[string][]float64) string {
-	const least = 0.01
-	load := func(gpu string) (sum float64) {
-		for _, use := range uses[gpu] {
-			sum += max(use, least)
-		}
-		return sum
-	}
-	gpus := slices.Sorted(maps.Keys(uses))
-	if len(gpus) == 0 {
-		return ""
-	}
-	return slices.MinFunc(gpus, func(a, b string) int { return cmp.Compare(load(a), load(b)) })
 }

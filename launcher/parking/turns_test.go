@@ -109,20 +109,3 @@ func show(d Decision) string {
 	}
 	return fmt.Sprintf("lend %v, park %v, order %v, full %v, again %s", d.Lend, d.Park, d.Order, d.Full, again)
 }
-
-func TestPlace(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		uses map[string][]float64
-		want string
-	}{
-		{"none", nil, ""},
-		{"the first", map[string][]float64{"b": nil, "a": nil}, "a"},
-		{"fewer kernels", map[string][]float64{"a": {0, 0}, "b": {0}}, "b"},
-		{"less use", map[string][]float64{"a": {0.5}, "b": {0.01, 0, 0.1}}, "b"},
-	} {
-		if got := Place(test.uses); got != test.want {
-			t.Errorf("%s: got %q, want %q", test.name, got, test.want)
-		}
-	}
-}
